@@ -1,7 +1,20 @@
-"""Leaves of the configuration tree: `option` declares a field together with its documentation and limits."""
+"""The configuration tree: nested frozen dataclasses whose leaves are declared by `option`.
+
+Node: a frozen dataclass. Leaf: a field of type bool, int, float, str, `tuple[int, ...]` or `tuple[str, ...]`. Path: the
+field names from the root, joined by dots (`training.steps`); it is also the name of the leaf's flag.
+"""
 
 import dataclasses
-from typing import Any
+import functools
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+LEAF_TYPES = (bool, int, float, str, tuple[int, ...], tuple[str, ...])
+"""The types that a leaf may have."""
+
+Node = TypeVar("Node")
 
 
 def option(
@@ -17,7 +30,7 @@ def option(
     Args:
       default: the value when no flag sets it; a nested dataclass or a tuple may be given as it is, since both are immutable.
       help: one or two sentences shown by `--helpfull`, with the unit and what an empty or zero value means.
-      choices: the admitted strings, for a leaf of type str.
+      choices: the admitted strings, for a leaf of type str (or for each element of a tuple of str).
       minimum: the smallest admitted number.
       maximum: the largest admitted number.
     """
@@ -25,3 +38,93 @@ def option(
     if dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Leaf:
+    """One value of a tree, with what its `option` declares.
+
+    Attributes:
+      path: dotted path from the root, which is the name of the flag.
+      type: one of `LEAF_TYPES`.
+      value: the value in this tree.
+      help, choices, minimum, maximum: see `option`.
+    """
+
+    path: str
+    type: Any
+    value: Any
+    help: str
+    choices: tuple[str, ...] | None
+    minimum: float | None
+    maximum: float | None
+
+
+def is_node(value: Any) -> bool:
+    """Whether `value` is a dataclass instance (and not a dataclass type)."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+@functools.cache
+def field_types(node_type: type) -> dict[str, Any]:
+    """Annotations of a dataclass's fields, resolved when they were written as strings."""
+    hints = typing.get_type_hints(node_type)
+    return {field.name: hints[field.name] for field in dataclasses.fields(node_type)}
+
+
+def node_types(annotation: Any) -> tuple[type, ...]:
+    """The dataclasses among the alternatives of an annotation: `A | B | None` gives (A, B); a leaf's type gives ()."""
+    is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
+    alternatives = typing.get_args(annotation) if is_union else (annotation,)
+    return tuple(item for item in alternatives if isinstance(item, type) and dataclasses.is_dataclass(item))
+
+
+def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
+    """All leaves below a node, depth first, in the order of declaration.
+
+    Args:
+      tree: a dataclass instance.
+      prefix: path of `tree` itself; empty at the root.
+
+    Raises:
+      TypeError: a field is neither a node nor of a leaf's type, or was declared without `option`.
+    """
+    for field in dataclasses.fields(tree):
+        path = f"{prefix}.{field.name}" if prefix else field.name
+        value, annotation = getattr(tree, field.name), field_types(type(tree))[field.name]
+        if is_node(value):
+            yield from leaves(value, path)
+        elif value is None and node_types(annotation):
+            continue  # an optional node that is absent has no leaves
+        elif annotation in LEAF_TYPES and "help" in field.metadata:
+            yield Leaf(path, annotation, value, **field.metadata)
+        else:
+            raise TypeError(
+                f"{type(tree).__qualname__}.{field.name}: a leaf of a configuration tree is declared with option() and has "
+                f"type bool, int, float, str, tuple[int, ...] or tuple[str, ...], not {annotation}"
+            )
+
+
+def replace_leaves(tree: Node, values: Mapping[str, Any]) -> Node:
+    """A new tree with the given leaves changed; subtrees without a change are shared with the old tree.
+
+    Args:
+      tree: a frozen dataclass.
+      values: new values by dotted path.
+
+    Raises:
+      KeyError: a path that the tree does not have.
+    """
+    own: dict[str, Any] = {}
+    below: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        name, _, rest = path.partition(".")
+        if name not in field_types(type(tree)) or (rest and not is_node(getattr(tree, name))):
+            raise KeyError(f"{type(tree).__qualname__} has no leaf {path!r}")
+        if rest:
+            below.setdefault(name, {})[rest] = value
+        else:
+            own[name] = value
+    for name, changes in below.items():
+        own[name] = replace_leaves(own.get(name, getattr(tree, name)), changes)
+    return dataclasses.replace(tree, **own) if own else tree

@@ -1,0 +1,144 @@
+"""A configuration tree as text: JSON that is read back exactly, and YAML for people and for golden files."""
+
+import dataclasses
+import json
+import os
+from typing import Any, TypeVar
+
+from titan.core.config.tree import field_types, is_node, node_types
+from titan.core.config.validate import ConfigError
+
+Tree = TypeVar("Tree")
+
+_TYPE_KEY = "_type"  # names the class of a node where the annotation leaves a choice
+
+
+def to_json(config: Any) -> str:
+    """JSON of a tree: an object per node in the order of declaration, two blanks of indent, a newline at the end.
+
+    Raises:
+      ValueError: a number is not finite, which JSON cannot hold.
+    """
+    return json.dumps(_to_plain(config), indent=2, allow_nan=False) + "\n"
+
+
+def from_json(text: str, config_type: type[Tree], *, source: str = "the text", flag: str = "config_file") -> Tree:
+    """Reads what `to_json` wrote: `from_json(to_json(c), type(c)) == c`.
+
+    A field that the text does not mention keeps its default, so a tree that was saved before the field existed can be read.
+
+    Args:
+      text: a JSON object.
+      config_type: class of the root.
+      source: how errors call the text, e.g. the file's path.
+      flag: the flag that errors blame.
+
+    Raises:
+      ConfigError: the text is no JSON object, or has a field that the classes do not have, or a value of the wrong type.
+    """
+    try:
+        plain = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(flag, f"{source} is not JSON ({error})", "give a config.json as a run writes it") from None
+    return _from_plain(plain, config_type, "", _Source(source, flag))
+
+
+def to_text(config: Any) -> str:
+    """The tree as YAML: one leaf a line, nodes indented by two blanks, strings in double quotes, a newline at the end.
+
+    The text depends on nothing but the tree, so that the resolved tree of a recipe can be kept as a golden file.
+    """
+    return "\n".join(_text_lines(config, "")) + "\n"
+
+
+def save(config: Any, folder: str) -> None:
+    """Writes `config.json` (for `--config_file`) and `config.txt` (`to_text`) into a folder, which is made if need be."""
+    os.makedirs(folder, exist_ok=True)
+    for name, text in (("config.json", to_json(config)), ("config.txt", to_text(config))):
+        path = os.path.join(folder, name)
+        partial = f"{path}.{os.getpid()}.partial"
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(partial, path)  # a reader sees the old file or the new one, never half of it
+
+
+def _to_plain(node: Any) -> dict[str, Any]:
+    plain = {}
+    for field in dataclasses.fields(node):
+        value, annotation = getattr(node, field.name), field_types(type(node))[field.name]
+        if is_node(value):
+            type_name = {} if node_types(annotation) == (type(value),) else {_TYPE_KEY: type(value).__name__}
+            value = type_name | _to_plain(value)
+        plain[field.name] = value
+    return plain
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    name: str
+    flag: str
+
+    def error(self, problem: str, cure: str) -> ConfigError:
+        return ConfigError(self.flag, f"{self.name}: {problem}", cure)
+
+
+def _from_plain(plain: Any, node_type: type[Tree], path: str, source: _Source) -> Tree:
+    if not isinstance(plain, dict):
+        raise source.error(f"{path or 'the root'} is {json.dumps(plain)}", f"give an object with the fields of {node_type.__name__}")
+    annotations = field_types(node_type)
+    values = {}
+    for name, value in plain.items():
+        child_path = f"{path}.{name}" if path else name
+        if name not in annotations:
+            raise source.error(f"there is no field {child_path!r}", "remove it, or load the file with the version that wrote it")
+        values[name] = _value_from_plain(value, annotations[name], child_path, source)
+    missing = [
+        field.name
+        for field in dataclasses.fields(node_type)
+        if field.name not in values
+        and field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+    ]
+    if missing:
+        raise source.error(f"{path or 'the root'} lacks {', '.join(missing)}", "add what is missing")
+    return node_type(**values)
+
+
+def _value_from_plain(value: Any, annotation: Any, path: str, source: _Source) -> Any:
+    alternatives = node_types(annotation)
+    if alternatives:
+        if value is None and alternatives != (annotation,):
+            return None
+        if isinstance(value, dict) and _TYPE_KEY in value:
+            by_name = {item.__name__: item for item in alternatives}
+            name = value[_TYPE_KEY]
+            if name not in by_name:
+                raise source.error(f"{path} is a {name!r}", f"give one of {', '.join(by_name)}")
+            return _from_plain({key: item for key, item in value.items() if key != _TYPE_KEY}, by_name[name], path, source)
+        return _from_plain(value, alternatives[0], path, source)
+    if annotation in (tuple[int, ...], tuple[str, ...]):
+        element_type = annotation.__args__[0]
+        if isinstance(value, list) and all(type(element) is element_type for element in value):
+            return tuple(value)
+    elif type(value) is annotation:
+        return value
+    elif annotation is float and type(value) is int:
+        return float(value)
+    raise source.error(f"{path} is {json.dumps(value)}", f"give a value of type {getattr(annotation, '__name__', annotation)}")
+
+
+def _text_lines(node: Any, indent: str):
+    for field in dataclasses.fields(node):
+        value = getattr(node, field.name)
+        if is_node(value):
+            yield f"{indent}{field.name}:  # {type(value).__name__}"
+            yield from _text_lines(value, indent + "  ")
+        else:
+            yield f"{indent}{field.name}: {_scalar(value)}"
+
+
+def _scalar(value: Any) -> str:
+    text = json.dumps(value, allow_nan=False)
+    if isinstance(value, float) and "e" in text and "." not in text:
+        return text.replace("e", ".0e")  # YAML 1.1 reads 1e-08 as a string
+    return text
