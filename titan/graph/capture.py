@@ -1,0 +1,190 @@
+"""Capture: runs a step function on fake tensors as one rank of a fake world, and keeps what it did as a StepGraph."""
+
+import contextlib
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.fx
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import DeviceMesh
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from titan.graph.dialect import check_dialect
+from titan.graph.region import current_region
+from titan.graph.step_graph import StepGraph
+from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec, fake_world
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFunction:
+    """A step as a plain function of tensors.
+
+    Attributes:
+      call: `(state, batch) -> (new_state, metrics)`, dicts of this rank's local tensors. It must be functional: it returns
+        new tensors and writes to none. An evaluation step returns an empty new state. Metrics are equal on all ranks.
+      module: the model that it runs, whose module names label the ops.
+    """
+
+    call: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
+    module: nn.Module
+
+
+def capture(
+    make_step: Callable[[DeviceMesh | None], StepFunction],
+    state: dict[str, TensorLayout],
+    batch: dict[str, TensorLayout],
+    mesh: MeshSpec,
+    *,
+    rank: int = 0,
+) -> StepGraph:
+    """Traces one rank's step into a graph. Nothing of the model's size is allocated.
+
+    Args:
+      make_step: builds the step for a DeviceMesh, or for None when the mesh is one device.
+      state: layouts of the persistent tensors.
+      batch: layouts of the per-call tensors.
+      mesh: the target mesh; axes of size 1 must have been removed.
+      rank: the rank to capture as.
+
+    Raises:
+      DialectError: the step does what a step graph cannot hold.
+      ValueError: the new state differs from the old in names, shapes or dtypes.
+    """
+    with fake_world(mesh, rank) as device_mesh:
+        step = make_step(device_mesh)
+        with FakeTensorMode(allow_non_fake_inputs=False) as fake_mode:
+            # Each input is its own tensor object: make_fx would merge two placeholders that share one.
+            inputs = [_fake(layout, mesh) for layout in (*state.values(), *batch.values())]
+            metric_names: list[str] = []
+            updates: list[bool] = []
+
+            def flat_step(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                old = dict(zip(state, leaves[: len(state)]))
+                with _Attribution(step.module) as attribution, attribution.hooks():
+                    new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :])))
+                _check_state(old, new)
+                metric_names[:] = list(metrics)
+                updates[:] = [bool(new)]
+                return (*(new[name] for name in (state if new else ())), *metrics.values())
+
+            with fx_traceback.preserve_node_meta():
+                module = make_fx(flat_step)(*inputs)
+        del fake_mode
+        axis_of_group = _axis_of_group(device_mesh)
+    _attribute_backward(module.graph)
+    _name_axes(module.graph, axis_of_group)
+    for node, name in zip(module.graph.find_nodes(op="placeholder"), (*state, *batch)):
+        node.meta["leaf"] = name
+    check_dialect(module.graph)
+    module.recompile()
+    outputs = module.graph.output_node().args[0]
+    replicated = tuple(torch.distributed.tensor.Replicate() for _ in mesh.axis_names)
+    metrics = {
+        name: TensorLayout(tuple(node.meta["val"].shape), node.meta["val"].dtype, replicated)
+        for name, node in zip(metric_names, outputs[len(outputs) - len(metric_names) :])
+    }
+    return StepGraph(module, mesh, dict(state), dict(batch), metrics, updates[0])
+
+
+def _fake(layout: TensorLayout, mesh: MeshSpec) -> torch.Tensor:
+    return torch.empty(layout.local_shape(mesh), dtype=layout.dtype)
+
+
+def _check_state(old: Tensors, new: Tensors) -> None:
+    if not new:
+        return
+    if set(old) != set(new):
+        raise ValueError(f"the step changed the state's names: {sorted(set(old) ^ set(new))}")
+    for name, tensor in old.items():
+        if tensor.shape != new[name].shape or tensor.dtype != new[name].dtype:
+            raise ValueError(
+                f"the step changed {name} from {tensor.dtype}{list(tensor.shape)} "
+                f"to {new[name].dtype}{list(new[name].shape)}"
+            )
+
+
+class _Attribution(TorchDispatchMode):
+    """Labels each op with its region, module, source line and autograd sequence number as it is traced."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self._module = module
+        self._stack: list[str] = []
+
+    @contextlib.contextmanager
+    def hooks(self) -> Iterator[None]:
+        handles = []
+        for name, submodule in self._module.named_modules():
+            handles.append(submodule.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)))
+            handles.append(submodule.register_forward_hook(lambda *_: self._stack.pop() and None, always_call=True))
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        backward_node = torch._C._current_autograd_node()
+        label = {
+            "region": current_region(),
+            "module_fqn": self._stack[-1] if self._stack else "",
+            "source": _source_line() if backward_node is None else "",
+            "sequence": torch.autograd._get_sequence_nr() - 1 if backward_node is None else backward_node._sequence_nr(),
+            "is_backward": backward_node is not None,
+        }
+        with fx_traceback.annotate(label):
+            return func(*args, **(kwargs or {}))
+
+
+_TORCH = os.path.dirname(torch.__file__)
+_HERE = os.path.abspath(__file__)
+
+
+def _source_line() -> str:
+    """The innermost line of code outside PyTorch and this file, as "file:line"."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if not filename.startswith((_TORCH, "<")) and os.path.abspath(filename) != _HERE:
+            return f"{filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def _attribute_backward(graph: torch.fx.Graph) -> None:
+    """Spreads the labels into `meta`; a backward op takes module and source of the forward op that it differentiates."""
+    forward: dict[int, dict] = {}
+    for node in graph.nodes:
+        label = node.meta.pop("custom", {})
+        if label and not label["is_backward"]:
+            # The first op under a sequence number created the autograd node; later ones were not differentiable.
+            forward.setdefault(label["sequence"], label)
+        origin = forward.get(label["sequence"], label) if label.get("is_backward") else label
+        node.meta["region"] = label.get("region", "")
+        node.meta["module_fqn"] = origin.get("module_fqn", "")
+        node.meta["source"] = origin.get("source", "")
+
+
+def _axis_of_group(mesh: DeviceMesh | None) -> dict[str, str]:
+    if mesh is None:
+        return {}
+    return {mesh.get_group(name).group_name: name for name in mesh.mesh_dim_names}
+
+
+def _name_axes(graph: torch.fx.Graph, axis_of_group: dict[str, str]) -> None:
+    """Replaces process group names, which mean nothing outside this process, by mesh axis names."""
+    for node in graph.nodes:
+        if node.op != "call_function" or getattr(node.target, "namespace", "") != "_c10d_functional":
+            continue
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.name == "group_name":
+                node.update_arg(position, axis_of_group[node.args[position]])

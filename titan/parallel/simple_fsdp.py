@@ -1,0 +1,179 @@
+"""SimpleFSDP: data parallelism as a parametrisation of a module's weights by DTensors.
+
+A weight is stored as a DTensor, sharded along one mesh axis and replicated along another; reading it gives the full weight
+as a plain tensor (an all-gather), and the backward of that read turns each device's partial gradient into the gradient of
+its shard (a reduce-scatter, then an all-reduce over replicas). The module's own code never sees a mesh. FSDP, HSDP and DDP
+are the same code on a mesh with the shard axis, with both axes, or with the replicate axis alone. The idea is that of
+SimpleFSDP (https://arxiv.org/abs/2411.00284).
+
+A dim that the shard axis does not divide is never padded: padding would give ranks different local shapes, and one SPMD
+program could not serve them all. `fsdp_placements` takes the first dim that the axis divides, and replicates a weight that
+has none.
+"""
+
+import dataclasses
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+
+from titan.parallel.mesh import MeshSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardingPolicy:
+    """How a weight is gathered and its gradient reduced.
+
+    Attributes:
+      shard_axis: the mesh axis along which weights are sharded; absent from the mesh means not sharded (DDP).
+      replicate_axis: the mesh axis along which weights are replicated; absent from the mesh means one replica (FSDP).
+      gather_dtype: the dtype in which a weight is gathered and used; None keeps the weight's own.
+      reduce_dtype: the dtype in which gradients are reduced; None keeps the gradient's own.
+      average: divide the reduced gradient by the number of data-parallel devices. Leave it off where the loss is already
+        divided by the global count of tokens, which alone is right when ranks hold different numbers of tokens.
+      defer_replicas: leave gradients partial along the replicate axis. The caller accumulates microbatches and then calls
+        `reduce_replicas` once, instead of paying one all-reduce a microbatch.
+    """
+
+    shard_axis: str = "dp_shard"
+    replicate_axis: str = "dp_replicate"
+    gather_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+    average: bool = False
+    defer_replicas: bool = False
+
+    @property
+    def data_axes(self) -> tuple[str, str]:
+        """The axes over which gradients are summed, in the order of the sums: the shard axis makes the tensor smaller."""
+        return (self.shard_axis, self.replicate_axis)
+
+
+def fsdp_placements(shape: tuple[int, ...], mesh: MeshSpec, policy: ShardingPolicy) -> tuple[Placement, ...]:
+    """The placements of a weight: sharded on the first dim that the shard axis divides, else replicated.
+
+    Args:
+      shape: the weight's global shape.
+      mesh: the mesh; axes other than the policy's shard axis replicate.
+      policy: names the shard axis.
+    """
+    size = mesh.size(policy.shard_axis)
+    dim = next((i for i, length in enumerate(shape) if length > 0 and length % size == 0), None)
+    return tuple(
+        Shard(dim) if name == policy.shard_axis and dim is not None else Replicate() for name in mesh.axis_names
+    )
+
+
+class _ReadWeight(torch.autograd.Function):
+    """Full weight from its shard; gradient of the shard from the partial gradient of the full weight."""
+
+    @staticmethod
+    def forward(ctx, weight: DTensor, policy: ShardingPolicy) -> torch.Tensor:
+        ctx.weight_dtype = weight.dtype
+        ctx.mesh = weight.device_mesh
+        ctx.placements = weight.placements
+        ctx.shape, ctx.stride = weight.shape, weight.stride()
+        ctx.policy = policy
+        if policy.gather_dtype is not None:
+            weight = weight.to(policy.gather_dtype)
+        replicated = [
+            Replicate() if name in policy.data_axes else placement
+            for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
+        ]
+        return weight.redistribute(placements=replicated).to_local()
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor):
+        policy, mesh = ctx.policy, ctx.mesh
+        placements = [
+            Partial() if name in policy.data_axes else placement
+            for name, placement in zip(mesh.mesh_dim_names, ctx.placements)
+        ]
+        if policy.reduce_dtype is not None:
+            grad = grad.to(policy.reduce_dtype)
+        reduced = DTensor.from_local(
+            grad.contiguous(), mesh, placements, run_check=False, shape=ctx.shape, stride=ctx.stride
+        )
+        for name in policy.data_axes:
+            if name not in mesh.mesh_dim_names or (name == policy.replicate_axis and policy.defer_replicas):
+                continue
+            placements[mesh.mesh_dim_names.index(name)] = ctx.placements[mesh.mesh_dim_names.index(name)]
+            reduced = reduced.redistribute(placements=placements)
+        if policy.average:
+            reduced = reduced / _num_data_devices(mesh, policy)
+        return reduced.to(ctx.weight_dtype), None
+
+
+def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape))
+    return sizes.get(policy.shard_axis, 1) * sizes.get(policy.replicate_axis, 1)
+
+
+def reduce_replicas(grad: DTensor) -> DTensor:
+    """Sums a gradient over every mesh axis along which it is still partial (see `ShardingPolicy.defer_replicas`)."""
+    return grad.redistribute(
+        placements=[Replicate() if placement.is_partial() else placement for placement in grad.placements]
+    )
+
+
+def _weight_property(name: str) -> property:
+    # The mesh is the stored DTensor's and the policy the instance's: the class, shared by modules of one kind, holds neither.
+    def read(self: nn.Module) -> torch.Tensor | None:
+        weight = self._parameters[name]
+        if not isinstance(weight, DTensor):
+            return weight
+        return _ReadWeight.apply(weight, self.__dict__["_simple_fsdp_policy"])
+
+    return property(read)
+
+
+def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | None = None) -> nn.Module:
+    """Parametrises every weight of `module`, in place, and returns it.
+
+    State-dict keys stay the module's own; the values become DTensors. Weights on the meta device stay there. A real weight
+    must be equal on every rank, since each rank keeps its own slice of it.
+
+    Args:
+      module: any module; its code needs no change.
+      mesh: a DeviceMesh with named axes.
+      policy: axes and dtypes; the default shards along `dp_shard` and replicates along `dp_replicate`.
+
+    Raises:
+      ValueError: the mesh has no axis names, or the module is parametrised already.
+    """
+    policy = policy or ShardingPolicy()
+    if mesh.mesh_dim_names is None:
+        raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
+    spec = MeshSpec(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
+    shared: dict[torch.Tensor, nn.Parameter] = {}  # a weight tied between two modules stays one weight
+    for submodule in module.modules():
+        names = [name for name, weight in submodule._parameters.items() if weight is not None]
+        if not names:
+            continue
+        if "_simple_fsdp_policy" in submodule.__dict__:
+            raise ValueError(f"{type(submodule).__name__} is parametrised by simple_fsdp already")
+        for name in names:
+            weight = submodule._parameters[name]
+            if weight not in shared:
+                placements = fsdp_placements(tuple(weight.shape), spec, policy)
+                shared[weight] = nn.Parameter(_shard(weight.detach(), mesh, placements), weight.requires_grad)
+            submodule._parameters[name] = shared[weight]
+        base = type(submodule)
+        submodule.__class__ = type(base.__name__, (base,), {name: _weight_property(name) for name in names})
+        submodule.__dict__["_simple_fsdp_policy"] = policy
+    return module
+
+
+def _shard(weight: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
+    """This rank's slice of a full weight, without communication."""
+    local = weight
+    for axis, placement in enumerate(placements):
+        if isinstance(placement, Shard):
+            size = mesh.size(axis)
+            # On the meta device only the shape counts, and the rank's coordinate must leave no trace in it.
+            index = 0 if weight.is_meta else mesh.get_local_rank(axis)
+            local = local.chunk(size, placement.dim)[index]
+    return DTensor.from_local(
+        local.contiguous(), mesh, placements, run_check=False, shape=weight.shape, stride=weight.contiguous().stride()
+    )

@@ -1,0 +1,58 @@
+"""The names and layouts of a run's state and batch."""
+
+import torch
+from torch import nn
+from torch.distributed.tensor.placement_types import Replicate, Shard
+
+from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec
+from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
+
+PARAMS = "params/"
+EXP_AVG = "exp_avg/"
+EXP_AVG_SQ = "exp_avg_sq/"
+STEP = "step"
+SKIPPED_STEPS = "skipped_steps"
+
+BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
+LEARNING_RATE = "learning_rate"
+
+IGNORED_LABEL = -100
+
+
+def parameter_layouts(model: nn.Module, mesh: MeshSpec, policy: ShardingPolicy) -> dict[str, TensorLayout]:
+    """Fully qualified name to layout, in the model's own order."""
+    return {
+        name: TensorLayout(tuple(weight.shape), weight.dtype, fsdp_placements(tuple(weight.shape), mesh, policy))
+        for name, weight in model.named_parameters()
+    }
+
+
+def train_state_layouts(parameters: dict[str, TensorLayout], mesh: MeshSpec) -> dict[str, TensorLayout]:
+    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates."""
+    layouts = {f"{kind}{name}": layout for kind in (PARAMS, EXP_AVG, EXP_AVG_SQ) for name, layout in parameters.items()}
+    counter = TensorLayout((), torch.int32, replicated(mesh))
+    return {**layouts, STEP: counter, SKIPPED_STEPS: counter}
+
+
+def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorLayout]:
+    """The part of the train state that an evaluation step reads."""
+    return {f"{PARAMS}{name}": layout for name, layout in parameters.items()}
+
+
+def batch_layouts(
+    mesh: MeshSpec, policy: ShardingPolicy, *, num_microbatches: int, batch_size: int, sequence_length: int
+) -> dict[str, TensorLayout]:
+    """Global tensors [microbatch, sequence, position], int32, whose sequences are split over the data-parallel axes.
+
+    Args:
+      batch_size: sequences of all microbatches and devices together.
+    """
+    shape = (num_microbatches, batch_size // num_microbatches, sequence_length)
+    placements = tuple(Shard(1) if name in policy.data_axes else Replicate() for name in mesh.axis_names)
+    return {name: TensorLayout(shape, torch.int32, placements) for name in BATCH_TENSORS}
+
+
+def replicated(mesh: MeshSpec) -> tuple[Replicate, ...]:
+    """The placements of a tensor that every device holds whole."""
+    return tuple(Replicate() for _ in mesh.axis_names)

@@ -1,0 +1,208 @@
+"""The training step and the evaluation step as functions of one rank's tensors.
+
+The loss is the sum of token losses over all ranks and microbatches divided by the number of labelled tokens in all of them:
+gradients are summed over ranks, never averaged, so ranks and microbatches with different numbers of tokens count rightly.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+from titan.graph.capture import StepFunction, Tensors
+from titan.graph.region import region
+from titan.parallel.layout import TensorLayout
+from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
+from titan.train.adamw import adamw
+from titan.train.config import OptimizerConfig
+from titan.train.state import (
+    BATCH_TENSORS,
+    EXP_AVG,
+    EXP_AVG_SQ,
+    IGNORED_LABEL,
+    LEARNING_RATE,
+    PARAMS,
+    SKIPPED_STEPS,
+    STEP,
+)
+
+_CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
+
+
+@dataclasses.dataclass(frozen=True)
+class StepBuilder:
+    """Builds the steps of one model for any DeviceMesh.
+
+    Attributes:
+      build_model: makes the model on the meta device; called once for each step built, since sharding changes it in place.
+      parameters: the layouts of its parameters.
+      policy: how parameters are gathered and gradients reduced.
+      optimizer: AdamW's settings.
+      max_grad_norm: the global norm to clip to; 0 does not clip.
+      num_microbatches: the leading dim of the batch.
+    """
+
+    build_model: Callable[[], nn.Module]
+    parameters: dict[str, TensorLayout]
+    policy: ShardingPolicy
+    optimizer: OptimizerConfig
+    max_grad_norm: float
+    num_microbatches: int
+
+    def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
+        """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
+
+        A step whose gradient norm is not finite leaves weights, moments and the step counter as they are, and counts as
+        skipped.
+        """
+        policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
+        model = self._sharded_model(mesh, policy)
+
+        def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
+            weights = self._weights(state, mesh)
+            with region("loss"):
+                num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, policy.data_axes)
+                denominator = num_tokens.clamp(min=1).to(torch.float32)
+            loss, grads = self._accumulate(model, weights, batch, denominator)
+            with region("loss"):
+                loss = self._sum(loss, mesh, policy.data_axes)
+            with region("optimizer"):
+                local_grads = {
+                    name: reduce_replicas(grad).to_local() if isinstance(grad, DTensor) else grad
+                    for name, grad in grads.items()
+                }
+                grad_norm = self._global_norm(local_grads, mesh)
+                new_state = self._update(state, local_grads, grad_norm, batch[LEARNING_RATE])
+            metrics = {"loss": loss, "grad_norm": grad_norm, "num_tokens": num_tokens}
+            return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
+
+        return StepFunction(step, model)
+
+    def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
+        """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
+        model = self._sharded_model(mesh, self.policy)
+
+        def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
+            with torch.no_grad():
+                weights = self._weights(state, mesh)
+                losses = [self._loss(model, weights, microbatch) for microbatch in self._microbatches(batch)]
+                with region("loss"):
+                    loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
+                    num_tokens = self._sum(
+                        (batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes
+                    )
+            return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
+
+        return StepFunction(step, model)
+
+    def _sharded_model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
+        model = self.build_model()
+        return model if mesh is None else simple_fsdp(model, mesh, policy)
+
+    def _weights(self, state: Tensors, mesh: DeviceMesh | None) -> Tensors:
+        """The parameters as leaves for autograd: plain tensors on one device, DTensors around the shards on a mesh."""
+        weights = {}
+        for name, layout in self.parameters.items():
+            local = state[f"{PARAMS}{name}"].detach()
+            if mesh is not None:
+                local = DTensor.from_local(
+                    local, mesh, layout.placements, run_check=False, shape=torch.Size(layout.shape), stride=_strides(layout.shape)
+                )
+            weights[name] = local.requires_grad_(torch.is_grad_enabled())
+        return weights
+
+    def _microbatches(self, batch: Tensors) -> Iterable[Tensors]:
+        for index in range(self.num_microbatches):
+            yield {name: batch[name][index] for name in BATCH_TENSORS}
+
+    def _loss(self, model: nn.Module, weights: Tensors, microbatch: Tensors) -> torch.Tensor:
+        return torch.func.functional_call(
+            _LossOf(model),
+            {f"model.{name}": weight for name, weight in weights.items()},
+            tuple(microbatch[name] for name in BATCH_TENSORS),
+        )
+
+    def _accumulate(
+        self, model: nn.Module, weights: Tensors, batch: Tensors, denominator: torch.Tensor
+    ) -> tuple[torch.Tensor, Tensors]:
+        losses = []
+        grads: Tensors = {}
+        for microbatch in self._microbatches(batch):
+            loss = self._loss(model, weights, microbatch)
+            with region("loss"):
+                loss = loss / denominator
+            with region("backward"):
+                new = dict(zip(weights, torch.autograd.grad(loss, list(weights.values()))))
+                grads = {name: grads[name] + grad for name, grad in new.items()} if grads else new
+            losses.append(loss.detach())
+        return _total(losses), grads
+
+    def _sum(self, value: torch.Tensor, mesh: DeviceMesh | None, axes: Iterable[str]) -> torch.Tensor:
+        """The sum of each rank's `value` over the named mesh axes."""
+        if mesh is None:
+            return value
+        partial = [Partial() if name in axes else Replicate() for name in mesh.mesh_dim_names]
+        return reduce_replicas(DTensor.from_local(value, mesh, partial, run_check=False)).to_local()
+
+    def _global_norm(self, grads: Tensors, mesh: DeviceMesh | None) -> torch.Tensor:
+        """The Euclidean norm of all gradients together; each element counts once, however its tensor is laid out."""
+        squares: dict[tuple[str, ...], list[torch.Tensor]] = {}
+        for name, grad in grads.items():
+            placements = self.parameters[name].placements
+            axes = tuple(axis for axis, p in zip(mesh.mesh_dim_names, placements) if p.is_shard()) if mesh else ()
+            squares.setdefault(axes, []).append(grad.to(torch.float32).square().sum())
+        return _total([self._sum(_total(values), mesh, axes) for axes, values in squares.items()]).sqrt()
+
+    def _update(
+        self, state: Tensors, grads: Tensors, grad_norm: torch.Tensor, learning_rate: torch.Tensor
+    ) -> Tensors:
+        finite = torch.isfinite(grad_norm)
+        scale = None
+        if self.max_grad_norm:
+            scale = (self.max_grad_norm / (grad_norm + _CLIP_EPSILON)).clamp(max=1.0)
+        step = state[STEP] + 1
+        new: Tensors = {}
+        for name, grad in grads.items():
+            keys = (f"{PARAMS}{name}", f"{EXP_AVG}{name}", f"{EXP_AVG_SQ}{name}")
+            old = [state[key] for key in keys]
+            updated = adamw(
+                old[0],
+                grad if scale is None else grad * scale,
+                old[1],
+                old[2],
+                step=step.to(torch.float32),
+                learning_rate=learning_rate,
+                beta1=self.optimizer.beta1,
+                beta2=self.optimizer.beta2,
+                epsilon=self.optimizer.epsilon,
+                weight_decay=self.optimizer.weight_decay,
+            )
+            new.update({key: torch.where(finite, after, before) for key, after, before in zip(keys, updated, old)})
+        new[STEP] = torch.where(finite, step, state[STEP])
+        new[SKIPPED_STEPS] = state[SKIPPED_STEPS] + (~finite).to(torch.int32)
+        return new
+
+
+class _LossOf(nn.Module):
+    """Makes `model.loss` the forward, which is what functional_call calls."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
+        return self.model.loss(*batch)
+
+
+def _total(values: list[torch.Tensor]) -> torch.Tensor:
+    return values[0] if len(values) == 1 else torch.stack(values).sum()
+
+
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * shape[dim + 1]
+    return tuple(strides)
