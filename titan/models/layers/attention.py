@@ -1,0 +1,162 @@
+"""Causal grouped-query self-attention; the attention maths proper is a node of its own, so that it can be swapped.
+
+Shapes: B batch, T tokens (queries), S tokens (keys), N query heads, K key/value heads, G = N / K query heads per
+key/value head, D head dim, H half of it, E model dim. Query head n belongs to key/value head n // G.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from titan.models.layers.linear import LinearConfig
+from titan.models.layers.rope import apply_rope
+
+
+class AttentionMask(NamedTuple):
+    """Which tokens see which, in two forms; an inner attention takes the one that suits it.
+
+    Attributes:
+      segment_ids_BT: integer document ids.
+      allowed_BTS: bool, true where query t sees key s.
+    """
+
+    segment_ids_BT: Tensor
+    allowed_BTS: Tensor
+
+
+def causal_segment_mask(segment_ids_BT: Tensor) -> AttentionMask:
+    """A token sees itself and the earlier tokens of its own segment. Built once per forward, shared by all layers.
+
+    Padding (segment 0) is a segment like any other, so that no row of the mask is empty and nothing becomes NaN.
+    """
+    index_T = torch.arange(segment_ids_BT.shape[1], device=segment_ids_BT.device)
+    causal_TS = index_T.unsqueeze(1) >= index_T
+    return AttentionMask(segment_ids_BT, causal_TS & (segment_ids_BT.unsqueeze(2) == segment_ids_BT.unsqueeze(1)))
+
+
+@dataclasses.dataclass(frozen=True)
+class MathAttentionConfig:
+    """Configuration of `MathAttention`.
+
+    Attributes:
+      scale: factor of the scores; usually head_dim ** -0.5.
+    """
+
+    scale: float
+
+    def build(self) -> "MathAttention":
+        """The module, which has no parameters."""
+        return MathAttention(self)
+
+
+class MathAttention(nn.Module):
+    """Attention as explicit maths: the readable reference, and what a compiler sees in full.
+
+    Keys and values are not repeated for the G query heads that share them: these are rows of one matrix product. The
+    products have the inputs' dtype, softmax is float32.
+    """
+
+    def __init__(self, config: MathAttentionConfig):
+        super().__init__()
+        self.scale = config.scale
+
+    def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
+        """Attends from each query to the keys that `mask` allows; returns [B, N, T, D] in the inputs' dtype."""
+        batch_size, num_heads, query_length, head_dim = q_BNTD.shape
+        num_kv_heads, key_length = k_BKSD.shape[1:3]
+        batch = batch_size * num_kv_heads
+        rows = num_heads // num_kv_heads * query_length  # G and T as one dim
+        q = (q_BNTD * self.scale).reshape(batch, rows, head_dim)
+        k = k_BKSD.reshape(batch, key_length, head_dim)
+        v = v_BKSD.reshape(batch, key_length, head_dim)
+        scores_BNTS = torch.bmm(q, k.transpose(1, 2)).view(batch_size, num_heads, query_length, key_length)
+        scores_BNTS = scores_BNTS.masked_fill(~mask.allowed_BTS.unsqueeze(1), float("-inf"))
+        weights_BNTS = torch.softmax(scores_BNTS, dim=-1, dtype=torch.float32).to(v.dtype)
+        return torch.bmm(weights_BNTS.view(batch, rows, key_length), v).view(q_BNTD.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class SdpaAttentionConfig:
+    """Configuration of `SdpaAttention`.
+
+    Attributes:
+      scale: factor of the scores; usually head_dim ** -0.5.
+    """
+
+    scale: float
+
+    def build(self) -> "SdpaAttention":
+        """The module, which has no parameters."""
+        return SdpaAttention(self)
+
+
+class SdpaAttention(nn.Module):
+    """Attention by `torch.nn.functional.scaled_dot_product_attention`, with the mask that `MathAttention` takes."""
+
+    def __init__(self, config: SdpaAttentionConfig):
+        super().__init__()
+        self.scale = config.scale
+
+    def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
+        """Attends from each query to the keys that `mask` allows; returns [B, N, T, D] in the inputs' dtype."""
+        return F.scaled_dot_product_attention(
+            q_BNTD,
+            k_BKSD,
+            v_BKSD,
+            attn_mask=mask.allowed_BTS.unsqueeze(1),
+            scale=self.scale,
+            enable_gqa=q_BNTD.shape[1] != k_BKSD.shape[1],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Configuration of `Attention`.
+
+    Attributes:
+      head_dim: size of one head.
+      wq: query projection, E to N D.
+      wk: key projection, E to K D.
+      wv: value projection, E to K D.
+      wo: output projection, N D to E.
+      inner: node whose module maps (q_BNTD, k_BKSD, v_BKSD, AttentionMask) to [B, N, T, D].
+    """
+
+    head_dim: int
+    wq: LinearConfig
+    wk: LinearConfig
+    wv: LinearConfig
+    wo: LinearConfig
+    inner: Any
+
+    def build(self) -> "Attention":
+        """The module, on the current default device."""
+        return Attention(self)
+
+
+class Attention(nn.Module):
+    """Projections, rotary embedding of queries and keys, the inner attention, and the output projection."""
+
+    def __init__(self, config: AttentionConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.wq = config.wq.build()
+        self.wk = config.wk.build()
+        self.wv = config.wv.build()
+        self.wo = config.wo.build()
+        self.inner = config.inner.build()
+
+    def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
+        """Maps [B, T, E] to [B, T, E], given the cosines and sines of `Rope` and the mask of the whole batch."""
+        q_BNTD = apply_rope(self._split_heads(self.wq(x_BTE)), *rope)
+        k_BKTD = apply_rope(self._split_heads(self.wk(x_BTE)), *rope)
+        v_BKTD = self._split_heads(self.wv(x_BTE))
+        out_BNTD = self.inner(q_BNTD, k_BKTD, v_BKTD, mask)
+        return self.wo(out_BNTD.transpose(1, 2).flatten(2))
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """[B, T, heads * D] to [B, heads, T, D], a view."""
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)

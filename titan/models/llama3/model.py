@@ -1,0 +1,120 @@
+"""Llama 3 (Grattafiori et al., 2024, arXiv:2407.21783): a tree of component configurations and the modules it builds.
+
+A node's fields carry the names of its module's children, so that a path in the tree (`layers.3.attention.wq`) is the
+fully qualified name of the module (the node `loss` alone has another, `cross_entropy`: `loss` is a method). Nothing here knows about devices, sharding, precision policies or kernels.
+
+Shapes: B batch, T tokens, E model dim, V vocabulary.
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+
+from titan.models.layers.attention import AttentionConfig, AttentionMask, causal_segment_mask
+from titan.models.layers.cross_entropy import CrossEntropyConfig
+from titan.models.layers.embedding import EmbeddingConfig
+from titan.models.layers.feed_forward import FeedForwardConfig
+from titan.models.layers.linear import LinearConfig
+from titan.models.layers.norm import RMSNormConfig
+from titan.models.layers.rope import RopeConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerBlockConfig:
+    """Configuration of `TransformerBlock`; each attribute is the node of the child of that name."""
+
+    attention_norm: RMSNormConfig
+    attention: AttentionConfig
+    feed_forward_norm: RMSNormConfig
+    feed_forward: FeedForwardConfig
+
+    def build(self) -> "TransformerBlock":
+        """The module, on the current default device."""
+        return TransformerBlock(self)
+
+
+class TransformerBlock(nn.Module):
+    """Attention and feed-forward, each on a normalised copy of the residual stream and added to it."""
+
+    def __init__(self, config: TransformerBlockConfig):
+        super().__init__()
+        self.attention_norm = config.attention_norm.build()
+        self.attention = config.attention.build()
+        self.feed_forward_norm = config.feed_forward_norm.build()
+        self.feed_forward = config.feed_forward.build()
+
+    def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
+        """Maps the residual stream [B, T, E] to the next one; `rope` and `mask` are the whole model's."""
+        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), rope, mask)
+        return x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
+
+
+@dataclasses.dataclass(frozen=True)
+class Llama3ModelConfig:
+    """Configuration of `Llama3`, fully spelled out; made by `Llama3Config.components()`, then open to rewriting.
+
+    Attributes:
+      embedding: the token embedding.
+      rope: the rotary embedding that all layers share.
+      layers: one node per transformer block.
+      norm: the final norm.
+      head: the projection to logits; None where the embedding's table is the head too.
+      loss: node whose module maps (hidden_BTE, head, labels_BT) to the summed loss.
+    """
+
+    embedding: EmbeddingConfig
+    rope: RopeConfig
+    layers: tuple[TransformerBlockConfig, ...]
+    norm: RMSNormConfig
+    head: LinearConfig | None
+    loss: CrossEntropyConfig
+
+    def build(self) -> "Llama3":
+        """The model on the meta device, parameters float32, each with its initialiser in `param_init`."""
+        with torch.device("meta"):
+            return Llama3(self)
+
+
+class Llama3(nn.Module):
+    """The Llama 3 decoder.
+
+    It has no buffers, and every constant is computed in `forward` from the shapes and the positions, so that parameters
+    are all there is to materialise. With tied embeddings `head` is None and the head is `embedding.weight`.
+    """
+
+    def __init__(self, config: Llama3ModelConfig):
+        super().__init__()
+        self.embedding = config.embedding.build()
+        self.rope = config.rope.build()
+        self.layers = nn.ModuleList(layer.build() for layer in config.layers)
+        self.norm = config.norm.build()
+        self.head = config.head.build() if config.head is not None else None
+        self.cross_entropy = config.loss.build()
+
+    def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
+        """Logits [B, T, V] in the head's dtype.
+
+        Args:
+          tokens_BT: integer token ids.
+          positions_BT: integer position of each token within its document.
+          segment_ids_BT: integer document of each token; 0 is padding. A token sees only its own document's.
+        """
+        return self._project(self.hidden(tokens_BT, positions_BT, segment_ids_BT))
+
+    def loss(self, tokens_BT: Tensor, labels_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
+        """The float32 scalar sum of the cross-entropies of all labels but -100; the other arguments as in `forward`."""
+        return self.cross_entropy(self.hidden(tokens_BT, positions_BT, segment_ids_BT), self._project, labels_BT)
+
+    def hidden(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
+        """What the head reads, [B, T, E]: the normalised residual stream after the last block."""
+        rope = self.rope(positions_BT)
+        mask = causal_segment_mask(segment_ids_BT)
+        x_BTE = self.embedding(tokens_BT)
+        for layer in self.layers:
+            x_BTE = layer(x_BTE, rope, mask)
+        return self.norm(x_BTE)
+
+    @property
+    def _project(self):
+        return self.head if self.head is not None else self.embedding.project
