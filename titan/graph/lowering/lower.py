@@ -1,0 +1,197 @@
+"""`lower`: an FX graph of functional ATen ops becomes a function of JAX arrays, to be traced by jit or shard_map."""
+
+import collections
+import contextlib
+import dataclasses
+import operator
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import torch
+from torch.fx.node import map_arg
+
+import titan.graph.lowering.ops  # noqa: F401 (fills the table)
+from titan.graph.lowering.dtypes import cast, kind, to_array
+from titan.graph.lowering.table import TABLE, LoweringContext, LoweringError, TensorMeta, overload_name
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+def lower(
+    graph_module: torch.fx.GraphModule, *, matmul_precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+) -> Callable[..., tuple[Any, ...]]:
+    """The JAX form of a captured graph.
+
+    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, `operator.getitem`, and one output;
+    every op carries its result's metadata in `node.meta["val"]`. Process group names are the names of mesh axes.
+
+    Args:
+      graph_module: the graph; it is read now and not kept.
+      matmul_precision: of every dot and convolution. DEFAULT means one bfloat16 pass on TPU and exact float32 on CPU.
+
+    Returns:
+      A function of one array per placeholder (int64 as int32, float64 as float32) that returns the tuple of the graph's outputs. It is
+      pure and meant to be called under `jax.jit`, inside `jax.shard_map` if the graph has collectives.
+
+    Raises:
+      LoweringError: now: ops without a lowering (all of them are listed), missing or symbolic metadata, constants that do not fit;
+        when called: arguments or results that disagree with the metadata, or a lowering that fails.
+    """
+    graph = graph_module.graph
+    _check_all_supported(graph)
+    constants = {node: _constant(graph_module, node) for node in graph.nodes if node.op == "get_attr"}
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholder_metas = [_metas(node) for node in placeholders]
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    steps = _plan(graph, matmul_precision)
+
+    def run(*arrays: jax.Array) -> tuple[Any, ...]:
+        if len(arrays) != len(placeholders):
+            raise LoweringError(f"the graph takes {len(placeholders)} arrays and was called with {len(arrays)}")
+        values: dict[torch.fx.Node, Any] = {}
+        for node, metas, array in zip(placeholders, placeholder_metas, arrays, strict=True):
+            _check_argument(node, metas, array)
+            values[node] = array
+        values.update({node: jnp.asarray(constant) for node, constant in constants.items()})
+        for step in steps:
+            values[step.node] = step.run(values)
+            for dead in step.dead_after:
+                del values[dead]
+        return tuple(map_arg(output.args[0], values.__getitem__))
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+    """One op of the graph: all that does not depend on the arrays is found once, when the graph is lowered."""
+
+    node: torch.fx.Node
+    name: str
+    context: LoweringContext | None  # None for getitem
+    dead_after: tuple[torch.fx.Node, ...]
+
+    def run(self, values: dict[torch.fx.Node, Any]) -> Any:
+        args = map_arg(self.node.args, values.__getitem__)
+        if self.context is None:
+            return args[0][args[1]]
+        kwargs = map_arg(self.node.kwargs, values.__getitem__)
+        scope = self.node.meta.get("module_fqn")
+        try:
+            with jax.named_scope(scope) if scope else contextlib.nullcontext():
+                result = TABLE[self.name](self.context, *args, **kwargs)
+                return self._checked(result)
+        except LoweringError:
+            raise
+        except Exception as error:
+            raise LoweringError(f"{describe(self.node)}: the lowering failed: {type(error).__name__}: {error}") from error
+
+    def _checked(self, result: Any) -> Any:
+        if not isinstance(result, (tuple, list)):
+            return self._checked_array(result, self.context.out[0])
+        if len(result) != len(self.context.out):
+            raise LoweringError(f"{describe(self.node)}: {len(result)} results, but the metadata has {len(self.context.out)}")
+        return tuple(self._checked_array(array, meta) for array, meta in zip(result, self.context.out, strict=True))
+
+    def _checked_array(self, array: jax.Array | None, meta: TensorMeta | None) -> jax.Array | None:
+        if array is None or meta is None:
+            if array is not None or meta is not None:
+                raise LoweringError(f"{describe(self.node)}: result {array}, but the metadata says {meta}")
+            return None
+        dtype = meta.array_dtype
+        if tuple(array.shape) != meta.shape or kind(array.dtype) != kind(dtype):
+            raise LoweringError(
+                f"{describe(self.node)}: the lowering gave {array.dtype}{list(array.shape)}, "
+                f"but the graph's metadata says {dtype}{list(meta.shape)}"
+            )
+        return cast(array, dtype)
+
+
+def describe(node: torch.fx.Node) -> str:
+    """A node for messages: name, op, module and the line of the user's code, as far as they are known."""
+    text = f"node {node.name} ({overload_name(node.target)})"
+    if fqn := node.meta.get("module_fqn"):
+        text += f" in module {fqn}"
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    user_frames = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+    if user_frames:
+        file, line, function = user_frames[-1]
+        text += f" at {file}:{line} in {function}"
+    return text
+
+
+def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision) -> list[_Step]:
+    last_use: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in graph.nodes:
+        for used in node.all_input_nodes:
+            last_use[used] = node
+    dead_after = collections.defaultdict(list)
+    for used, user in last_use.items():
+        dead_after[user].append(used)
+    steps = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem:
+            context = None
+        else:
+            context = LoweringContext(out=_metas(node), matmul_precision=matmul_precision)
+        unused = () if node in last_use else (node,)
+        steps.append(_Step(node, overload_name(node.target), context, tuple(dead_after[node]) + unused))
+    return steps
+
+
+def _check_all_supported(graph: torch.fx.Graph) -> None:
+    missing = collections.defaultdict(list)
+    for node in graph.nodes:
+        if node.op in ("call_module", "call_method"):
+            raise LoweringError(f"{describe(node)}: {node.op} is not in the dialect; capture the graph with make_fx")
+        if node.op == "call_function" and node.target is not operator.getitem and overload_name(node.target) not in TABLE:
+            missing[overload_name(node.target)].append(node)
+    if missing:
+        lines = [f"{name}: {len(nodes)} times, first: {describe(nodes[0])}" for name, nodes in sorted(missing.items())]
+        raise LoweringError("ops without a lowering (add one in titan/graph/lowering):\n  " + "\n  ".join(lines))
+
+
+def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
+    value = operator.attrgetter(node.target)(graph_module)
+    if not isinstance(value, torch.Tensor) or isinstance(value, torch._subclasses.FakeTensor):
+        raise LoweringError(f"node {node.name}: the constant {node.target} is a {type(value).__name__}, not a tensor with values")
+    try:
+        return to_array(value)
+    except (TypeError, OverflowError) as error:
+        raise LoweringError(f"node {node.name}: the constant {node.target}: {error}") from error
+
+
+def _metas(node: torch.fx.Node) -> tuple[TensorMeta | None, ...]:
+    if "val" not in node.meta:
+        raise LoweringError(f"{describe(node)}: no metadata; the pass that made this node must set node.meta['val']")
+    value = node.meta["val"]
+    return tuple(_meta(node, entry) for entry in (value if isinstance(value, (tuple, list)) else [value]))
+
+
+def _meta(node: torch.fx.Node, value: Any) -> TensorMeta | None:
+    if value is None:
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise LoweringError(f"{describe(node)}: its result is a {type(value).__name__}, not a tensor")
+    if not all(isinstance(size, int) for size in value.shape):
+        raise LoweringError(f"{describe(node)}: its shape {list(value.shape)} is symbolic; capture with static shapes")
+    meta = TensorMeta(tuple(value.shape), value.dtype)
+    try:
+        meta.array_dtype  # noqa: B018 (raises for a dtype that JAX has not)
+    except TypeError as error:
+        raise LoweringError(f"{describe(node)}: {error}") from error
+    return meta
+
+
+def _check_argument(node: torch.fx.Node, metas: tuple[TensorMeta | None, ...], array: jax.Array) -> None:
+    meta = metas[0]
+    if tuple(array.shape) != meta.shape or array.dtype != meta.array_dtype:
+        raise LoweringError(
+            f"argument {node.name}: got {array.dtype}{list(array.shape)}, but the graph was captured with "
+            f"{meta.array_dtype}{list(meta.shape)}"
+        )
