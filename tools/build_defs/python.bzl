@@ -1,0 +1,127 @@
+"""The Python rules that every BUILD file of titan loads.
+
+titan_library: one target per file.
+titan_binary: a program, run as a module in the folder that `bazel run` was called from.
+titan_test: pytest.
+titan_package: a room's `__init__.py`, its version and its wheel.
+"""
+
+load(
+    "@rules_python//python:defs.bzl",
+    _py_binary = "py_binary",
+    _py_library = "py_library",
+    _py_test = "py_test",
+)
+load("//tools/build_defs:launcher.bzl", "launcher")
+load("//tools/build_defs:wheel.bzl", "wheel")
+
+def titan_library(name, **kwargs):
+    """A py_library.
+
+    Args:
+      name: the target's name, by custom that of its file.
+      **kwargs: py_library's attributes.
+    """
+    _py_library(name = name, **kwargs)
+
+def titan_binary(name, main = None, module = None, srcs = [], deps = [], **kwargs):
+    """A program, started as `python -m` would start it.
+
+    It runs as the module it is, so that its folder is not on the import path and
+    child processes can import it. Under `bazel run` it works in the folder the
+    user called from (BUILD_WORKING_DIRECTORY), so relative paths on the command
+    line mean what they say.
+
+    Args:
+      name: the target's name.
+      main: the file among srcs to run; not needed where srcs is one file.
+      module: instead of main, the dotted name of a module among the deps, for
+        several binaries that share one main and differ in `args`.
+      srcs: Python files of the binary itself.
+      deps: what it imports.
+      **kwargs: py_binary's other attributes (args, data, env, testonly, visibility, ...).
+    """
+    if not module:
+        if not main and len(srcs) == 1:
+            main = srcs[0]
+        if not main or main not in srcs:
+            fail("titan_binary %s: name a file among srcs as main, or a module among deps as module" % name)
+        module = ".".join([part for part in native.package_name().split("/") if part] + [main[:-len(".py")]])
+    launcher_name = name + "_launcher"
+    launcher(
+        name = launcher_name,
+        module = module,
+        tags = ["manual"],
+        testonly = kwargs.get("testonly", False),
+        visibility = ["//visibility:private"],
+    )
+    _py_binary(
+        name = name,
+        srcs = srcs + [launcher_name],
+        main = launcher_name + ".py",
+        legacy_create_init = 0,
+        deps = deps,
+        **kwargs
+    )
+
+def titan_test(name, srcs, deps = [], data = [], args = [], **kwargs):
+    """A py_test that runs pytest over its srcs.
+
+    Args:
+      name: the target's name.
+      srcs: test files; a conftest.py among them is loaded but not collected.
+      deps: what the tests import; pytest itself is added.
+      data: files the tests read.
+      args: more pytest arguments.
+      **kwargs: py_test's other attributes (size, timeout, shard_count, env, tags, ...).
+    """
+    main = Label("//tools/python:pytest_main.py")
+    tests = [src for src in srcs if not src.endswith("conftest.py")]
+    _py_test(
+        name = name,
+        srcs = srcs + [main],
+        main = main,
+        args = ["$(rootpath %s)" % test for test in tests] + args,
+        data = data + [Label("//:pytest.ini")],
+        legacy_create_init = 0,
+        deps = deps + [Label("@pypi//:pytest")],
+        **kwargs
+    )
+
+def titan_package(name, version, libraries, deps = [], srcs = ["__init__.py"], visibility = None):
+    """A room: a package with a version of its own, from which a wheel can be built.
+
+    Makes three targets:
+      name: the room's `__init__.py`, which each of its libraries reaches through deps.
+      package: everything in the room.
+      wheel: bazel-bin/titan/<room>/titan_<room>-<version>-py3-none-any.whl.
+
+    Args:
+      name: the room's name, which is its folder's too.
+      version: the room's version, by semantic versioning.
+      libraries: the room's libraries, by label; what they reach in the room counts
+        too, so only those that no other depends on have to be named.
+      deps: the deps of the `__init__.py`.
+      srcs: the `__init__.py`.
+      visibility: who may use the room's targets made here.
+    """
+    distribution = "titan-" + (name if name != "titan" else "base")
+    titan_library(
+        name = name,
+        srcs = srcs,
+        tags = ["titan-distribution=%s==%s" % (distribution, version)],
+        visibility = visibility,
+        deps = deps,
+    )
+    titan_library(
+        name = "package",
+        visibility = visibility,
+        deps = [":" + name] + libraries,
+    )
+    wheel(
+        name = "wheel",
+        distribution = distribution,
+        version = version,
+        visibility = visibility,
+        deps = [":package"],
+    )

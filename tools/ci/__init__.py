@@ -1,0 +1,1 @@
+"""What continuous integration runs besides Bazel."""

@@ -1,0 +1,1 @@
+"""Tools that the Python rules run."""
