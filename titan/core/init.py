@@ -1,9 +1,9 @@
-"""Initial values of parameters: described by small frozen dataclasses, sampled in JAX, independent of mesh and sharding.
+"""Initial values of parameters: described by frozen dataclasses, sampled in JAX, independent of mesh and sharding.
 
 A module says how its parameters begin in `module.param_init`, a dict from the parameter's own name to an initialiser;
-`init_plan` collects these for a whole model, and `sample` draws one parameter from (seed, fully qualified name). Inside a
-`jax.jit` with `out_shardings` every device draws only its own shard, and the values are the same bits on any mesh, since
-JAX's partitionable threefry is a function of the element's index in the whole array.
+`init_plan` collects these for a whole model, and `sample` draws one parameter from (seed, fully qualified name). Inside
+a `jax.jit` with `out_shardings` every device draws only its own shard, and the values are the same bits on any mesh,
+since JAX's partitionable threefry is a function of the element's index in the whole array.
 """
 
 import dataclasses
@@ -75,7 +75,8 @@ def init_plan(module: "torch.nn.Module") -> dict[str, Initializer]:
             plan[prefix + name] = param_init[name]
         for name in param_init:
             if name not in names:
-                raise ValueError(f"param_init of {module_name or 'the model'} names {name!r}, which is no parameter of it")
+                where = module_name or "the model"
+                raise ValueError(f"param_init of {where} names {name!r}, which is no parameter of it")
     return plan
 
 

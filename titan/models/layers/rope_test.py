@@ -41,7 +41,7 @@ def test_rotates_bfloat16_in_float32():
 
 
 def test_scaling_keeps_short_waves_and_stretches_long_ones():
-    scaling = Llama3RopeScaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_max_length=1024)
+    scaling = Llama3RopeScaling(original_max_length=1024)
     plain, scaled = (
         RopeConfig(head_dim=64, theta=10_000.0, scaling=kind).build()(torch.tensor([[1]]))[1].asin().flatten().double()
         for kind in (None, scaling)

@@ -17,9 +17,9 @@ _INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 def llama3_components(config: Llama3Config) -> Llama3ModelConfig:
     """The component tree that the hyperparameters describe.
 
-    Weights begin as a normal of 0.02 cut at 3 standard deviations; the projections that write to the residual stream (wo,
-    w2) of layer i have 0.02 / sqrt(2 (i + 1)) instead, the head dim ** -0.5, the embedding is N(0, 1). A tied embedding
-    begins as the head does: as N(0, 1) its logits would have a standard deviation of sqrt(dim).
+    Weights begin as a normal of 0.02 cut at 3 standard deviations; the projections that write to the residual stream
+    (wo, w2) of layer i have 0.02 / sqrt(2 (i + 1)) instead, the head dim ** -0.5, the embedding is N(0, 1). A tied
+    embedding begins as the head does: as N(0, 1) its logits would have a standard deviation of sqrt(dim).
     """
     head_init = TruncatedNormal(config.dim**-0.5)
     return Llama3ModelConfig(

@@ -1,4 +1,7 @@
-"""Hyperparameters of Llama 3, as flags, and the published sizes. Imports no torch: flags are parsed before it is needed."""
+"""Hyperparameters of Llama 3, as flags, and the published sizes.
+
+The file imports no torch, so that flags are parsed and checked before torch is loaded.
+"""
 
 import dataclasses
 from typing import TYPE_CHECKING
@@ -33,7 +36,9 @@ class Llama3Config:
     rope_high_frequency_factor: float = option(
         4.0, "llama3 scaling: wavelengths below rope_original_max_length / this are kept.", minimum=0.0
     )
-    rope_original_max_length: int = option(8192, "llama3 scaling: context length before the extension, in tokens.", minimum=1)
+    rope_original_max_length: int = option(
+        8192, "llama3 scaling: context length before the extension, in tokens.", minimum=1
+    )
     max_sequence_length: int = option(8192, "The longest sequence the model is meant for, in tokens.", minimum=1)
     tie_embeddings: bool = option(False, "Whether the embedding's table is the head's weight too.")
     attention: str = option(
@@ -84,8 +89,9 @@ class Llama3Config:
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.
 
-        Backward counts twice the forward. Attention counts half of the full square (causal; a pack of several documents
-        needs less, which is not deducted). The embedding lookup and element-wise work are not counted, nor is recompute.
+        Backward counts twice the forward. Attention counts half of the full square (causal; a pack of several
+        documents needs less, which is not deducted). The embedding lookup, element-wise work and recompute are not
+        counted.
         """
         q_dim, kv_dim = self.num_heads * self.resolved_head_dim, self.num_kv_heads * self.resolved_head_dim
         layer_weights = self.dim * (2 * q_dim + 2 * kv_dim + 3 * self.ffn_dim)

@@ -49,8 +49,8 @@ def load_hf(folder: str, model_config: Llama3Config) -> dict[str, Tensor]:
       The state dict of the model, on the CPU, in the model's order and in the files' dtype.
 
     Raises:
-      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or not floating
-        point (quantised).
+      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
+        quantised.
     """
     shapes = _shapes(model_config)
     fqns = {_hf_name(fqn): fqn for fqn in shapes}
@@ -109,15 +109,16 @@ def config_from_hf(folder: str) -> Llama3Config:
     """The hyperparameters that a Hugging Face folder's config.json describes, as transformers 4 or 5 writes it.
 
     Raises:
-      HfCheckpointError: the file is missing or damaged, or describes a model that is no Llama 3 (another model type, biases,
-        another activation or RoPE scaling).
+      HfCheckpointError: the file is missing or damaged, or describes a model that is no Llama 3 (another model
+        type, biases, another activation or RoPE scaling).
     """
     path = os.path.join(folder, _CONFIG)
     config = _read_json(path)
     fixed = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
     for key, expected in fixed.items():
         if config.get(key, expected) != expected:
-            raise HfCheckpointError(f"{path}: {key} is {config[key]!r}, a Llama 3 has {expected!r}; give a Llama 3 folder")
+            problem = f"{key} is {config[key]!r}, a Llama 3 has {expected!r}"
+            raise HfCheckpointError(f"{path}: {problem}; give a Llama 3 folder")
     try:
         dim, num_heads = config["hidden_size"], config["num_attention_heads"]
         head_dim = config.get("head_dim") or 0

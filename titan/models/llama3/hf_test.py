@@ -71,7 +71,9 @@ def test_logits_and_gradients_of_a_packed_batch_equal_those_of_each_document_alo
 
     loss = ours.loss(tokens, labels, positions, segment_ids)
     loss.backward()
-    their_loss = torch.nn.functional.cross_entropy(torch.cat(their_logits), torch.cat(documents(labels)), reduction="sum")
+    their_loss = torch.nn.functional.cross_entropy(
+        torch.cat(their_logits), torch.cat(documents(labels)), reduction="sum"
+    )
     their_loss.backward()
     torch.testing.assert_close(loss, their_loss, rtol=1e-6, atol=0)
     their_parameters = dict(theirs.named_parameters())
@@ -127,7 +129,7 @@ def saved_single(folder, config=PLAIN, **changes: torch.Tensor | None) -> str:
         ({"model__norm__weight": None}, "tensor model.norm.weight is missing; "),
         ({"extra__bias": torch.ones(3)}, "tensor extra.bias is unexpected; "),
         ({"model__norm__weight": torch.ones(63)}, r"tensor model.norm.weight has shape \[63\], expected \[64\]; "),
-        ({"model__norm__weight": torch.ones(64, dtype=torch.int8)}, "tensor model.norm.weight is torch.int8; .*not quantised"),
+        ({"model__norm__weight": torch.ones(64, dtype=torch.int8)}, "tensor model.norm.weight is torch.int8; "),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named_with_its_file(changes, message, tmp_path):

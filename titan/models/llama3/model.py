@@ -1,7 +1,8 @@
 """Llama 3 (Grattafiori et al., 2024, arXiv:2407.21783): a tree of component configurations and the modules it builds.
 
 A node's fields carry the names of its module's children, so that a path in the tree (`layers.3.attention.wq`) is the
-fully qualified name of the module (the node `loss` alone has another, `cross_entropy`: `loss` is a method). Nothing here knows about devices, sharding, precision policies or kernels.
+fully qualified name of the module (the node `loss` alone has another, `cross_entropy`: `loss` is a method). Nothing
+here knows about devices, sharding, precision policies or kernels.
 
 Shapes: B batch, T tokens, E model dim, V vocabulary.
 """

@@ -15,7 +15,9 @@ from titan.core.init import Normal, Ones, TruncatedNormal, init_plan
 from titan.models.layers.attention import MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
 from titan.models.llama3.config import LLAMA3_SIZES, Llama3Config, llama3_405b
 
-SMALL = Llama3Config(vocab_size=61, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=48, rope_scaling="llama3")
+SMALL = Llama3Config(
+    vocab_size=61, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=48, rope_scaling="llama3"
+)
 
 
 def build(config: Llama3Config, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -27,7 +29,8 @@ def build(config: Llama3Config, dtype: torch.dtype = torch.float32) -> torch.nn.
 
 
 def batch(length: int = 24) -> dict[str, torch.Tensor]:
-    tokens = torch.randint(0, SMALL.vocab_size, (2, length), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(0, SMALL.vocab_size, (2, length), generator=generator, dtype=torch.int32)
     return {
         "tokens_BT": tokens,
         "labels_BT": tokens.roll(-1, 1),
@@ -82,7 +85,12 @@ def test_initialisers():
 
 def test_the_config_imports_no_torch():
     paths = [path for path in sys.path if path]
-    script = f"import sys; sys.path[:0] = {paths!r}; import titan.models.llama3.config; assert 'torch' not in sys.modules"
+    script = f"""
+import sys
+sys.path[:0] = {paths!r}
+import titan.models.llama3.config
+assert "torch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
