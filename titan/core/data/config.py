@@ -19,9 +19,7 @@ class DataConfig:
         0.05, "Share of the documents held out for validation, chosen by a hash of their text.", minimum=0.0, maximum=0.9
     )
     shuffle_seed: int = option(0, "Seed of the order of the training sequences.", minimum=0, maximum=2**32 - 1)
-    num_workers: int = option(
-        0, "Processes that read ahead, each importing titan anew. 0: one thread, enough for tokenised text.", minimum=0
-    )
+    num_workers: int = option(1, "Threads that make batches ahead. 0: a batch is made when it is asked for.", minimum=0)
     max_documents: int = option(0, "Number of documents read, from the first one on. 0: all.", minimum=0)
     cache_folder: str = option("~/.cache/titan/data", "Folder of tokenised corpora; may be deleted between runs.")
 

@@ -25,8 +25,8 @@ class Loader(Iterator[dict[str, np.ndarray]]):
     `data.shuffle_seed`, and each epoch has the rows in another order. "validation" is one pass over the held-out documents in
     the corpus's order, its last batch filled up with padding; every `iter()` begins a new pass.
 
-    Batch k is the same for any number of processes: process p has its p-th part, contiguous rows. A background thread
-    makes batches ahead, and the state is that of the batch last returned.
+    Batch k is the same for any number of processes: process p has its p-th part, contiguous rows. `data.num_workers` threads
+    make batches ahead, and the state is that of the batch last returned.
 
     Attributes:
       num_documents: documents in the split.
@@ -121,7 +121,7 @@ class Loader(Iterator[dict[str, np.ndarray]]):
         """
         try:
             saved = json.loads(state)
-            next_row, split, identity = saved["next_row"], saved["split"], saved["identity"]
+            next_row, split, identity = int(saved["next_row"]), saved["split"], dict(saved["identity"])
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"not a state of a loader: {state[:80]!r}") from error
         if split != self._split:
@@ -133,7 +133,7 @@ class Loader(Iterator[dict[str, np.ndarray]]):
         self._seek(next_row)
 
     def close(self) -> None:
-        """Stops the background thread or processes; a later `next` starts them again at the same position."""
+        """Stops the background threads; a later `next` starts them again at the same position."""
         if self._batches is not None:
             self._batches.close()
             self._batches = None
@@ -155,17 +155,16 @@ class Loader(Iterator[dict[str, np.ndarray]]):
             part=self._part,
             sequence_length=self._sequence_length,
         )
-        read_options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=_PREFETCH_BATCHES)
-        batches = grain.MapDataset.source(source).to_iter_dataset(read_options)
-        if self._data.num_workers:
-            batches = batches.mp_prefetch(grain.MultiprocessingOptions(num_workers=self._data.num_workers))
-        return iter(batches)
+        # Threads and not processes: a batch is a few copies out of a memory map, cheaper than handing it between processes.
+        num_threads = self._data.num_workers
+        read_options = grain.ReadOptions(num_threads, prefetch_buffer_size=max(num_threads, _PREFETCH_BATCHES))
+        return iter(grain.MapDataset.source(source).to_iter_dataset(read_options))
 
 
 class _Batches:
     """One process's part of every batch, by number, from a first row on: a source of random access for grain.
 
-    A batch is a function of its number alone, so grain's worker processes, which take turns, give the same order as a thread.
+    A batch is a function of its number alone, so its threads may work at several at once.
     """
 
     def __init__(self, rows: Any, *, first_row: int, batch_size: int, part: tuple[int, int], sequence_length: int):

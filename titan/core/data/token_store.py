@@ -29,15 +29,11 @@ class TokenStore:
 
     def __init__(self, folder: pathlib.Path):
         """Opens what `open_token_store` wrote. Raises OSError, ValueError, TypeError or EOFError if it is damaged."""
-        self._folder = folder
         self.offsets = np.load(folder / "offsets.npy")
         self.hashes = np.load(folder / "hashes.npy")
         self.tokens = np.memmap(folder / "tokens.bin", dtype=(folder / "dtype").read_text(encoding="ascii"), mode="r")
         if len(self.offsets) != len(self.hashes) + 1 or self.offsets[-1] != len(self.tokens):
             raise ValueError("its files do not belong together")
-
-    def __reduce__(self):
-        return TokenStore, (self._folder,)  # a pickled memory map would be the whole corpus
 
 
 def open_token_store(corpus: Corpus, tokenizer: Tokenizer, cache_folder: str) -> TokenStore:
@@ -47,7 +43,7 @@ def open_token_store(corpus: Corpus, tokenizer: Tokenizer, cache_folder: str) ->
     once may each tokenise the corpus; the first to finish provides the files, and none sees half of them.
 
     Raises:
-      ConfigError: as `Corpus.documents`, or the cache folder cannot be written.
+      ConfigError: as `Corpus.documents`, or the files changed meanwhile.
     """
     key = hashlib.blake2b(repr((1, corpus.fingerprint, tokenizer.fingerprint)).encode(), digest_size=16).hexdigest()
     root = pathlib.Path(cache_folder).expanduser()
@@ -60,11 +56,8 @@ def open_token_store(corpus: Corpus, tokenizer: Tokenizer, cache_folder: str) ->
         logging.warning("%s is damaged (%s); tokenising the corpus again.", folder, error)
         shutil.rmtree(folder)
     logging.info("Tokenising %s, kept in %s.", corpus.description, folder)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        temporary = pathlib.Path(tempfile.mkdtemp(dir=root, prefix=".tokens-"))
-    except OSError as error:
-        raise ConfigError("data.cache_folder", f"{root} cannot be written ({error.strerror})", "give another") from error
+    root.mkdir(parents=True, exist_ok=True)
+    temporary = pathlib.Path(tempfile.mkdtemp(dir=root, prefix=".tokens-"))
     try:
         _write(corpus, tokenizer, temporary)
         try:
