@@ -1,0 +1,298 @@
+"""The configuration of one training run: the root of the tree, and the sections that belong to training itself.
+
+Imports neither torch nor jax, so that flags are parsed and checked before anything heavy is loaded.
+"""
+
+import dataclasses
+
+from titan.core.checkpoint import CheckpointConfig
+from titan.core.config.tree import option
+from titan.core.config.validate import ConfigError, check_writable_folder
+from titan.core.data.config import DataConfig, TokenizerConfig
+from titan.core.metrics import MetricsConfig
+from titan.core.profiler import ProfilerConfig
+from titan.models.llama3.config import Llama3Config
+
+REST_OF_DEVICES = -1
+"""Value of `parallelism.data_parallel_shard` that stands for all devices that the other axes leave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """Length of the run, size of the batch, seed, clipping, validation."""
+
+    steps: int = option(300, "Optimizer steps of the whole run, those before a resume included.", minimum=1)
+    batch_size: int = option(16, "Sequences in one optimizer step, over all devices and microbatches.", minimum=1)
+    microbatches: int = option(1, "Parts of a batch whose gradients are accumulated, one after the other.", minimum=1)
+    sequence_length: int = option(256, "Tokens in one packed sequence.", minimum=2)
+    seed: int = option(0, "Seed of the initial weights.", minimum=0, maximum=2**31 - 1)
+    max_grad_norm: float = option(1.0, "Global gradient norm above which gradients are scaled down. 0: no clipping.", minimum=0)
+    validation_interval: int = option(100, "Steps between two validations. 0: no validation.", minimum=0)
+    validation_batches: int = option(4, "The most batches in one validation.", minimum=1)
+
+    def validate(self) -> None:
+        """Raises ConfigError unless microbatches divide the batch."""
+        if self.batch_size % self.microbatches:
+            raise ConfigError(
+                "training.batch_size",
+                f"{self.batch_size} is not a multiple of training.microbatches={self.microbatches}",
+                f"give a multiple, e.g. {_next_multiple(self.batch_size, self.microbatches)}",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    learning_rate: float = option(3e-3, "Peak learning rate; see lr_schedule for its course.", minimum=0)
+    beta1: float = option(0.9, "Decay per step of the mean of gradients; below 1.", minimum=0, maximum=1)
+    beta2: float = option(0.95, "Decay per step of the mean of squared gradients; below 1.", minimum=0, maximum=1)
+    epsilon: float = option(1e-8, "Added to the root of the second moment.", minimum=0)
+    weight_decay: float = option(0.1, "Decoupled weight decay, as a multiple of the learning rate.", minimum=0)
+
+    def validate(self) -> None:
+        """Raises ConfigError for a beta of 1, whose bias correction would divide by zero."""
+        for name in ("beta1", "beta2"):
+            if getattr(self, name) == 1:
+                raise ConfigError(f"optimizer.{name}", "1 would never forget a gradient", "give a number below 1, e.g. 0.95")
+
+
+@dataclasses.dataclass(frozen=True)
+class LrScheduleConfig:
+    """Learning rate by step: linear warm-up to the peak, then a decay."""
+
+    kind: str = option(
+        "cosine",
+        "Course after the warm-up: cosine or linear decay, or constant, with a linear decay at the end (WSD) if decay_steps is set.",
+        choices=("cosine", "linear", "constant"),
+    )
+    warmup_steps: int = option(20, "Steps of linear warm-up, the last of which has the peak rate. 0: none.", minimum=0)
+    decay_steps: int = option(
+        0,
+        "Steps of decay. 0: cosine and linear decay over the rest of the run, constant never. For constant these are the last "
+        "steps of the run.",
+        minimum=0,
+    )
+    min_ratio: float = option(0.1, "The rate after the decay, as a fraction of the peak.", minimum=0, maximum=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelismConfig:
+    """Devices, the mesh axes over them, and the dtypes of collectives."""
+
+    num_devices: int = option(0, "Devices to train on. 0: all that are present.", minimum=0)
+    data_parallel_shard: int = option(
+        -1, "Devices over which parameters and optimizer state are sharded (FSDP). -1: all that data_parallel_replicate leaves."
+    )
+    data_parallel_replicate: int = option(
+        1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
+    )
+    use_simple_fsdp: bool = option(True, "Distribute parameters by SimpleFSDP. false: one device, no distribution at all.")
+    gather_dtype: str = option(
+        "", "Dtype in which parameters are gathered and used. Empty: that of the parameter.", choices=("", "float32", "bfloat16")
+    )
+    reduce_dtype: str = option("float32", "Dtype in which gradients are summed over devices.", choices=("float32", "bfloat16"))
+
+    def validate(self) -> None:
+        """Raises ConfigError where the axes contradict one another or, if that is given, the number of devices."""
+        if self.data_parallel_shard < 1 and self.data_parallel_shard != REST_OF_DEVICES:
+            raise ConfigError(
+                "parallelism.data_parallel_shard",
+                f"{self.data_parallel_shard} is no number of devices",
+                f"give at least 1, or {REST_OF_DEVICES} for the rest of the devices",
+            )
+        sharded = max(self.data_parallel_shard, 1) * self.data_parallel_replicate
+        if not self.use_simple_fsdp and max(sharded, self.num_devices) > 1:
+            raise ConfigError(
+                "parallelism.use_simple_fsdp",
+                f"false means one device, but {max(sharded, self.num_devices)} are asked for",
+                "leave it on, or give --parallelism.num_devices=1",
+            )
+        if self.num_devices:
+            self.resolve(self.num_devices)
+
+    def resolve(self, num_present: int) -> "ParallelismConfig":
+        """This configuration with `num_devices` and `data_parallel_shard` as the numbers they stand for.
+
+        Args:
+          num_present: devices that the machine has.
+
+        Raises:
+          ConfigError: more devices are asked for than present, or the axes do not multiply to the number of devices.
+        """
+        num_devices = self.num_devices or num_present
+        if not self.use_simple_fsdp and not self.num_devices:
+            num_devices = 1
+        if num_devices > num_present:
+            raise ConfigError(
+                "parallelism.num_devices",
+                f"{num_devices} devices are asked for, {num_present} are present",
+                "give fewer, or on CPUs raise --tpu_config.num_virtual_devices",
+            )
+        replicate, shard = self.data_parallel_replicate, self.data_parallel_shard
+        if num_devices % replicate:
+            raise ConfigError(
+                "parallelism.data_parallel_replicate",
+                f"{replicate} replicas do not divide {num_devices} devices",
+                f"give a divisor of {num_devices}, or another --parallelism.num_devices",
+            )
+        if shard == REST_OF_DEVICES:
+            shard = num_devices // replicate
+        if shard * replicate != num_devices:
+            raise ConfigError(
+                "parallelism.data_parallel_shard",
+                f"{shard} times data_parallel_replicate={replicate} is {shard * replicate}, not {num_devices} devices",
+                f"give {num_devices // replicate}, or --parallelism.num_devices={shard * replicate}",
+            )
+        return dataclasses.replace(self, num_devices=num_devices, data_parallel_shard=shard)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompileConfig:
+    """Compilation, and its cache on disk."""
+
+    enable: bool = option(
+        True,
+        "Compile. Without the graph trainer: torch.compile block by block, and false is plain eager. The xla executor always "
+        "compiles.",
+    )
+    cache_folder: str = option("~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache.")
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuConfig:
+    """Capture of the whole training step as one graph, and what executes it."""
+
+    use_graph_trainer: bool = option(
+        True, "Capture the step as one graph. false: train eagerly or block by block, with the torch executor."
+    )
+    executor: str = option(
+        "xla", "What runs the graph: xla compiles it as one program, torch interprets it.", choices=("xla", "torch")
+    )
+    dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
+    disable_passes: tuple[str, ...] = option((), "Names of graph passes to leave out.")
+    num_virtual_devices: int = option(
+        2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """One training run. The defaults are the recipe llama3_debug."""
+
+    name: str = option("llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise.")
+    model: Llama3Config = option(Llama3Config(), "Hyperparameters of the model.")
+    parallelism: ParallelismConfig = option(ParallelismConfig(), "Devices and mesh axes.")
+    training: TrainingConfig = option(TrainingConfig(), "Length, batch, seed, clipping, validation.")
+    optimizer: OptimizerConfig = option(OptimizerConfig(), "AdamW.")
+    lr_schedule: LrScheduleConfig = option(LrScheduleConfig(), "Learning rate by step.")
+    data: DataConfig = option(DataConfig(), "Documents to train on.")
+    tokenizer: TokenizerConfig = option(TokenizerConfig(), "Tokenizer.")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "Checkpoints.")
+    metrics: MetricsConfig = option(MetricsConfig(), "Metrics.")
+    profiler: ProfilerConfig = option(ProfilerConfig(), "Profiler.")
+    compile: CompileConfig = option(CompileConfig(), "Compilation.")
+    tpu_config: TpuConfig = option(TpuConfig(), "Capture and executor.")
+
+    def validate(self) -> None:
+        """Raises ConfigError where sections contradict one another, or a path does not suit. Touches no device."""
+        self._check_name()
+        self._check_schedule()
+        self._check_execution()
+        self._check_sizes()
+        self._check_paths()
+        if self.parallelism.num_devices:
+            self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))
+
+    def resolve_devices(self, num_present: int) -> "Config":
+        """This configuration for a machine with so many devices: `parallelism` in numbers, the batch checked against it.
+
+        Raises:
+          ConfigError: see `ParallelismConfig.resolve`; or the devices and microbatches do not divide the batch.
+        """
+        parallelism = self.parallelism.resolve(num_present)
+        self._check_batch(parallelism)
+        return dataclasses.replace(self, parallelism=parallelism)
+
+    def _check_name(self) -> None:
+        if not self.name or "/" in self.name or self.name in (".", ".."):
+            raise ConfigError("name", f"{self.name!r} cannot name a folder", "give a name without slashes, e.g. llama3_debug")
+
+    def _check_schedule(self) -> None:
+        schedule, steps = self.lr_schedule, self.training.steps
+        if schedule.warmup_steps > steps:
+            raise ConfigError(
+                "lr_schedule.warmup_steps",
+                f"{schedule.warmup_steps} are more than training.steps={steps}",
+                "give fewer, or train longer",
+            )
+        if schedule.kind == "constant" and schedule.warmup_steps + schedule.decay_steps > steps:
+            raise ConfigError(
+                "lr_schedule.decay_steps",
+                f"{schedule.decay_steps} and warmup_steps={schedule.warmup_steps} are more than training.steps={steps}",
+                "give fewer, or train longer",
+            )
+        profiler = self.profiler
+        if profiler.enable_profiling and profiler.start_step + profiler.num_steps > steps:
+            raise ConfigError(
+                "profiler.start_step",
+                f"the profile ends at step {profiler.start_step + profiler.num_steps}, training at training.steps={steps}",
+                "start earlier, profile fewer steps (--profiler.num_steps), or train longer",
+            )
+
+    def _check_execution(self) -> None:
+        tpu_config = self.tpu_config
+        if tpu_config.use_graph_trainer:
+            if tpu_config.executor == "xla" and not self.compile.enable:
+                raise ConfigError(
+                    "compile.enable", "the xla executor always compiles", "leave it on, or add --tpu_config.executor=torch"
+                )
+            return
+        if tpu_config.executor == "xla":
+            raise ConfigError(
+                "tpu_config.executor", "xla runs only a captured graph", "add --tpu_config.executor=torch, or use the graph trainer"
+            )
+        for name in ("dump_graph", "disable_passes"):
+            if getattr(tpu_config, name):
+                raise ConfigError(
+                    f"tpu_config.{name}", "there is no graph without the graph trainer", "leave it out, or use the graph trainer"
+                )
+
+    def _check_sizes(self) -> None:
+        if self.training.sequence_length > self.model.max_sequence_length:
+            raise ConfigError(
+                "training.sequence_length",
+                f"{self.training.sequence_length} is above model.max_sequence_length={self.model.max_sequence_length}",
+                "give shorter sequences, or raise the model's limit",
+            )
+        if not self.tokenizer.path and self.tokenizer.vocab_size > self.model.vocab_size:
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{self.tokenizer.vocab_size} token ids do not fit model.vocab_size={self.model.vocab_size}",
+                "give a smaller vocabulary, or a larger --model.vocab_size",
+            )
+
+    def _check_paths(self) -> None:
+        folders = {
+            "checkpoint.folder": self.checkpoint.folder,
+            "profiler.folder": self.profiler.folder,
+            "compile.cache_folder": self.compile.cache_folder,
+            "tpu_config.dump_graph": self.tpu_config.dump_graph,
+        }
+        for flag, path in folders.items():
+            if path:
+                check_writable_folder(flag, path)
+
+    def _check_batch(self, parallelism: ParallelismConfig) -> None:
+        num_devices, microbatches = parallelism.num_devices, self.training.microbatches
+        unit = num_devices * microbatches
+        if self.training.batch_size % unit:
+            raise ConfigError(
+                "training.batch_size",
+                f"{self.training.batch_size} is not a multiple of {num_devices} devices times {microbatches} microbatches",
+                f"give a multiple of {unit}, e.g. {_next_multiple(self.training.batch_size, unit)}",
+            )
+
+
+def _next_multiple(number: int, unit: int) -> int:
+    return -(-number // unit) * unit

@@ -1,0 +1,144 @@
+"""The run's configuration: flags, cross-section checks, devices, and what its import costs."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from titan.core.config.flags import define_flags, one_line_errors, parse
+from titan.core.config.serialize import from_json, to_json
+from titan.core.config.tree import leaves
+from titan.core.config.validate import ConfigError, validate
+from titan.train.config import Config, ParallelismConfig
+
+
+def run(*arguments):
+    return parse(["llama3_debug", *arguments], Config())
+
+
+def test_defaults_are_valid_and_round_trip():
+    validate(Config())
+    assert from_json(to_json(Config()), Config) == Config()
+
+
+def test_every_leaf_is_a_flag_with_help():
+    values = define_flags(Config())
+    for leaf in leaves(Config()):
+        assert values[leaf.path].help == leaf.help
+        assert leaf.help.endswith("."), leaf.path
+
+
+def test_documented_flags_reach_the_tree():
+    config = run(
+        "--training.steps=100",
+        "--noparallelism.use_simple_fsdp",
+        "--tpu_config.use_graph_trainer=false",
+        "--tpu_config.executor=torch",
+        "--compile.enable=false",
+        "--profiler.enable_profiling",
+    )
+    assert config.training.steps == 100
+    assert not config.parallelism.use_simple_fsdp
+    assert config.tpu_config == dataclasses.replace(Config().tpu_config, use_graph_trainer=False, executor="torch")
+    assert not config.compile.enable
+    assert config.profiler.enable_profiling
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--training.batch_size=6 --training.microbatches=4",
+         "--training.batch_size: 6 is not a multiple of training.microbatches=4; give a multiple, e.g. 8"),
+        ("--training.batch_size=6 --training.microbatches=2 --parallelism.num_devices=4",
+         "--training.batch_size: 6 is not a multiple of 4 devices times 2 microbatches; give a multiple of 8, e.g. 8"),
+        ("--optimizer.beta2=1", "--optimizer.beta2: 1 would never forget a gradient; give a number below 1, e.g. 0.95"),
+        ("--training.steps=10", "--lr_schedule.warmup_steps: 20 are more than training.steps=10; give fewer, or train longer"),
+        ("--lr_schedule.kind=constant --lr_schedule.decay_steps=281",
+         "--lr_schedule.decay_steps: 281 and warmup_steps=20 are more than training.steps=300; give fewer, or train longer"),
+        ("--parallelism.data_parallel_shard=0",
+         "--parallelism.data_parallel_shard: 0 is no number of devices; give at least 1, or -1 for the rest of the devices"),
+        ("--parallelism.num_devices=8 --parallelism.data_parallel_replicate=3",
+         "--parallelism.data_parallel_replicate: 3 replicas do not divide 8 devices; "
+         "give a divisor of 8, or another --parallelism.num_devices"),
+        ("--parallelism.num_devices=8 --parallelism.data_parallel_replicate=2 --parallelism.data_parallel_shard=2",
+         "--parallelism.data_parallel_shard: 2 times data_parallel_replicate=2 is 4, not 8 devices; "
+         "give 4, or --parallelism.num_devices=4"),
+        ("--noparallelism.use_simple_fsdp --parallelism.data_parallel_shard=2",
+         "--parallelism.use_simple_fsdp: false means one device, but 2 are asked for; "
+         "leave it on, or give --parallelism.num_devices=1"),
+        ("--tpu_config.use_graph_trainer=false",
+         "--tpu_config.executor: xla runs only a captured graph; add --tpu_config.executor=torch, or use the graph trainer"),
+        ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=cse",
+         "--tpu_config.disable_passes: there is no graph without the graph trainer; leave it out, or use the graph trainer"),
+        ("--compile.enable=false",
+         "--compile.enable: the xla executor always compiles; leave it on, or add --tpu_config.executor=torch"),
+        ("--training.sequence_length=1",
+         "--training.sequence_length: 1 is not admitted; give an integer of at least 2"),
+        ("--training.sequence_length=512 --model.max_sequence_length=256",
+         "--training.sequence_length: 512 is above model.max_sequence_length=256; "
+         "give shorter sequences, or raise the model's limit"),
+        ("--tokenizer.vocab_size=5000",
+         "--tokenizer.vocab_size: 5000 token ids do not fit model.vocab_size=4096; "
+         "give a smaller vocabulary, or a larger --model.vocab_size"),
+        ("--profiler.enable_profiling --profiler.start_step=299 --profiler.num_steps=2",
+         "--profiler.start_step: the profile ends at step 301, training at training.steps=300; "
+         "start earlier, profile fewer steps (--profiler.num_steps), or train longer"),
+        ("--name=a/b", "--name: 'a/b' cannot name a folder; give a name without slashes, e.g. llama3_debug"),
+        ("--data.path=/missing", "--data.path: there is no file or folder '/missing'; correct the path"),
+        ("--tokenizer.path=/missing", "--tokenizer.path: there is no file or folder '/missing'; correct the path"),
+        ("--training.stpes=3",
+         "--training.stpes: there is no such flag; did you mean --training.steps? --helpfull lists all flags"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line_and_exit_code_2(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_, one_line_errors():
+        run(*arguments.split())
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == message + "\n"
+
+
+@pytest.mark.parametrize("flag", ["checkpoint.folder", "profiler.folder", "compile.cache_folder", "tpu_config.dump_graph"])
+def test_folders_that_cannot_be_made_are_refused(tmp_path, flag):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"^--{flag}: .* cannot be a folder"):
+        run(f"--{flag}={tmp_path}/file/folder")
+
+
+@pytest.mark.parametrize(
+    ("given", "num_present", "expected"),
+    [
+        ({}, 8, (8, 8, 1)),
+        ({}, 1, (1, 1, 1)),
+        ({"num_devices": 4}, 8, (4, 4, 1)),
+        ({"data_parallel_replicate": 2}, 8, (8, 4, 2)),
+        ({"data_parallel_replicate": 8}, 8, (8, 1, 8)),
+        ({"data_parallel_shard": 2, "data_parallel_replicate": 4}, 8, (8, 2, 4)),
+        ({"use_simple_fsdp": False}, 8, (1, 1, 1)),
+    ],
+)
+def test_resolve_gives_numbers(given, num_present, expected):
+    resolved = ParallelismConfig(**given).resolve(num_present)
+    assert (resolved.num_devices, resolved.data_parallel_shard, resolved.data_parallel_replicate) == expected
+    assert resolved.resolve(num_present) == resolved
+
+
+def test_resolve_refuses_more_devices_than_present():
+    with pytest.raises(ConfigError, match="--parallelism.num_devices: 4 devices are asked for, 2 are present; give fewer, or on CPUs"):
+        ParallelismConfig(num_devices=4).resolve(2)
+
+
+def test_resolve_devices_checks_the_batch():
+    assert Config().resolve_devices(8).parallelism.data_parallel_shard == 8
+    with pytest.raises(ConfigError, match="16 is not a multiple of 3 devices times 1 microbatches; give a multiple of 3, e.g. 18"):
+        Config().resolve_devices(3)
+
+
+def test_import_loads_nothing_heavy():
+    """Flags are parsed and refused before torch or jax is there."""
+    code = (
+        "import sys, titan.train.config, titan.core.config.flags; "
+        "print([name for name in ('torch', 'jax', 'numpy', 'grain', 'orbax', 'transformers', 'tensorboard') if name in sys.modules])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
