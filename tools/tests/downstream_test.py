@@ -1,0 +1,109 @@
+"""Builds and tests a second workspace that depends on //titan/parallel:simple_fsdp alone."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tools.tests import workspace
+
+_FILES = {
+    "WORKSPACE": """\
+workspace(name = "app")
+
+local_repository(name = "titan", path = "{titan}")
+
+load("@titan//tools/build_defs:deps.bzl", "titan_dependencies")
+
+titan_dependencies()
+""",
+    "WORKSPACE.bzlmod": "",
+    "MODULE.bazel": """\
+module(name = "app")
+
+bazel_dep(name = "rules_python", version = "1.5.1")
+bazel_dep(name = "titan", version = "0.1.0")
+local_path_override(module_name = "titan", path = "{titan}")
+
+register_toolchains("@titan//third_party/pypi:toolchain")
+""",
+    # rules_python's own rules need the flag on Bazel 4; titan's macros see to it themselves.
+    ".bazelrc": """\
+startup --host_jvm_args=-Xmx512m
+build --nosandbox_debug
+build --incompatible_default_to_explicit_init_py
+""",
+    "app/BUILD.bazel": """\
+load("@rules_python//python:defs.bzl", "py_test")
+load("@titan//tools/build_defs:python.bzl", "titan_test")
+
+py_test(
+    name = "plain_test",
+    srcs = ["plain_test.py"],
+    deps = ["@titan//titan/parallel:simple_fsdp"],
+)
+
+titan_test(
+    name = "pytest_test",
+    srcs = ["pytest_test.py"],
+    deps = ["@titan//titan/parallel:simple_fsdp"],
+)
+""",
+    # Nothing else of titan may come along.
+    "app/plain_test.py": """\
+import importlib.util
+
+import titan.parallel.simple_fsdp
+
+assert titan.parallel.simple_fsdp.__file__
+assert importlib.util.find_spec("titan.core") is None
+assert importlib.util.find_spec("titan.train") is None
+""",
+    "app/pytest_test.py": """\
+from titan.parallel import simple_fsdp
+
+
+def test_public_names():
+    assert [name for name in vars(simple_fsdp) if not name.startswith("_")]
+""",
+}
+
+
+def _bazel():
+    bazel = os.environ.get("BAZEL") or shutil.which("bazelisk") or shutil.which("bazel")
+    if not bazel:
+        pytest.skip("no Bazel on the PATH of tests; run them through bazelw, which names it")
+    return bazel
+
+
+@pytest.fixture
+def app(tmp_path):
+    """A workspace, and a function that runs Bazel in it with an output base of its own."""
+    folder = tmp_path / "app"
+    for name, text in _FILES.items():
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text.replace("{titan}", str(workspace.source_root())))
+    bazel = _bazel()
+    # The packages that this test runs on are used as they are: nothing is installed.
+    # Bazel takes TEST_TMPDIR and the variables of runfiles for its own when nested.
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "JAVA_HOME")}
+    env = {**kept, "TITAN_PYTHON": sys.executable, "TITAN_USE_ENVIRONMENT": "1"}
+
+    def run(*args):
+        return subprocess.run([bazel, f"--output_user_root={tmp_path / 'user'}", f"--output_base={tmp_path / 'base'}",
+                               *args], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+
+    yield run
+    run("shutdown")
+    # Bazel makes folders that cannot be written, which pytest could not remove.
+    subprocess.run(["chmod", "-R", "u+w", pathlib.Path(tmp_path)], check=False)
+
+
+def test_a_workspace_that_depends_on_simple_fsdp_alone(app):
+    result = app("test", "--jobs=1", "--test_output=errors", "--test_env=OMP_NUM_THREADS=1", "//...")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "2 tests pass" in result.stdout + result.stderr
