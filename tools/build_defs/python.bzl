@@ -70,7 +70,7 @@ def titan_test(name, srcs, deps = [], data = [], args = [], **kwargs):
     Args:
       name: the target's name.
       srcs: test files; a conftest.py among them is loaded but not collected.
-      deps: what the tests import; pytest itself is added.
+      deps: what the tests import; pytest itself is added where it is missing.
       data: files the tests read.
       args: more pytest arguments.
       **kwargs: py_test's other attributes (size, timeout, shard_count, env, tags, ...).
@@ -84,7 +84,7 @@ def titan_test(name, srcs, deps = [], data = [], args = [], **kwargs):
         args = ["$(rootpath %s)" % test for test in tests] + args,
         data = data + [Label("//:pytest.ini")],
         legacy_create_init = 0,
-        deps = deps + [Label("@pypi//:pytest")],
+        deps = deps + ([] if "@pypi//:pytest" in deps else [Label("@pypi//:pytest")]),
         **kwargs
     )
 
