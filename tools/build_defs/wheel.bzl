@@ -109,7 +109,7 @@ def _wheel_impl(ctx):
         mnemonic = "PyWheel",
         progress_message = "Writing wheel %s" % wheel.short_path,
     )
-    return [DefaultInfo(files = depset([wheel]))]
+    return [DefaultInfo(files = depset([wheel]), runfiles = ctx.runfiles(files = [wheel]))]
 
 wheel = rule(
     implementation = _wheel_impl,

@@ -11,11 +11,11 @@ import pytest
 
 from tools.tests import workspace
 
-_ROOT = pathlib.Path(__file__).parents[2]  # of the runfiles, where the wheels lie
+_RUNFILES = pathlib.Path.cwd()  # where Bazel starts a test, and where the wheels lie
 
 
 def _wheel(room):
-    folder = _ROOT / "titan" if room == "base" else _ROOT / "titan" / room
+    folder = _RUNFILES / "titan" if room == "base" else _RUNFILES / "titan" / room
     (wheel,) = folder.glob(f"titan_{room}-*-py3-none-any.whl")
     return wheel
 
