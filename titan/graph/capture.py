@@ -32,10 +32,12 @@ class StepFunction:
       call: `(state, batch) -> (new_state, metrics)`, dicts of this rank's local tensors. It must be functional: it returns
         new tensors and writes to none. An evaluation step returns an empty new state. Metrics are equal on all ranks.
       module: the model that it runs, whose module names label the ops.
+      loss_module: the name of the submodule whose ops are of the region `loss`; empty where there is none.
     """
 
     call: Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
     module: nn.Module
+    loss_module: str = ""
 
 
 def capture(
@@ -69,7 +71,7 @@ def capture(
 
             def flat_step(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 old = dict(zip(state, leaves[: len(state)]))
-                with _Attribution(step.module) as attribution, attribution.hooks():
+                with _Attribution(step) as attribution, attribution.hooks():
                     new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :])))
                 _check_state(old, new)
                 metric_names[:] = list(metrics)
@@ -115,15 +117,15 @@ def _check_state(old: Tensors, new: Tensors) -> None:
 class _Attribution(TorchDispatchMode):
     """Labels each op with its region, module, source line and autograd sequence number as it is traced."""
 
-    def __init__(self, module: nn.Module):
+    def __init__(self, step: StepFunction):
         super().__init__()
-        self._module = module
+        self._step = step
         self._stack: list[str] = []
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
         handles = []
-        for name, submodule in self._module.named_modules():
+        for name, submodule in self._step.module.named_modules():
             handles.append(submodule.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)))
             handles.append(submodule.register_forward_hook(lambda *_: self._stack.pop() and None, always_call=True))
         try:
@@ -134,8 +136,9 @@ class _Attribution(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         backward_node = torch._C._current_autograd_node()
+        in_loss = bool(self._step.loss_module) and self._step.loss_module in self._stack
         label = {
-            "region": current_region(),
+            "region": "loss" if in_loss and backward_node is None else current_region(),
             "module_fqn": self._stack[-1] if self._stack else "",
             "source": _source_line() if backward_node is None else "",
             "sequence": torch.autograd._get_sequence_nr() - 1 if backward_node is None else backward_node._sequence_nr(),
@@ -168,7 +171,10 @@ def _attribute_backward(graph: torch.fx.Graph) -> None:
         if label and not label["is_backward"]:
             # The first op under a sequence number created the autograd node; later ones were not differentiable.
             forward.setdefault(label["sequence"], label)
-        origin = forward.get(label["sequence"], label) if label.get("is_backward") else label
+        origin = label
+        if label.get("is_backward"):
+            # Numbers without an op of their own are autograd functions around the next op.
+            origin = next((forward[n] for n in range(label["sequence"], label["sequence"] + 8) if n in forward), label)
         node.meta["region"] = label.get("region", "")
         node.meta["module_fqn"] = origin.get("module_fqn", "")
         node.meta["source"] = origin.get("source", "")

@@ -49,7 +49,7 @@ def _line(node: torch.fx.Node) -> str:
     where = " ".join(str(node.meta[key]) for key in ("region", "module_fqn", "source") if node.meta.get(key))
     comment = f"  # {where}" if where else ""
     if node.op == "placeholder":
-        return f"%{node.name}: {shape} = input"
+        return f"%{node.name}: {shape} = input {node.meta.get('leaf', '')}"
     if node.op == "output":
         return f"return {node.args[0]}"
     if node.op == "get_attr":

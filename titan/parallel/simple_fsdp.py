@@ -111,10 +111,13 @@ def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
 
 
 def reduce_replicas(grad: DTensor) -> DTensor:
-    """Sums a gradient over every mesh axis along which it is still partial (see `ShardingPolicy.defer_replicas`)."""
-    return grad.redistribute(
-        placements=[Replicate() if placement.is_partial() else placement for placement in grad.placements]
-    )
+    """Sums a tensor over every mesh axis along which it is still partial (see `ShardingPolicy.defer_replicas`)."""
+    placements = list(grad.placements)
+    for axis, placement in enumerate(grad.placements):
+        if placement.is_partial():
+            placements[axis] = Replicate()
+            grad = grad.redistribute(placements=placements)
+    return grad
 
 
 def _weight_property(name: str) -> property:

@@ -79,7 +79,7 @@ class StepBuilder:
             metrics = {"loss": loss, "grad_norm": grad_norm, "num_tokens": num_tokens}
             return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
 
-        return StepFunction(step, model)
+        return StepFunction(step, model, loss_module="cross_entropy")
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
@@ -96,7 +96,7 @@ class StepBuilder:
                     )
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
-        return StepFunction(step, model)
+        return StepFunction(step, model, loss_module="cross_entropy")
 
     def _sharded_model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
         model = self.build_model()
