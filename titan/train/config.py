@@ -26,7 +26,9 @@ class TrainingConfig:
     microbatches: int = option(1, "Parts of a batch whose gradients are accumulated, one after the other.", minimum=1)
     sequence_length: int = option(256, "Tokens in one packed sequence.", minimum=2)
     seed: int = option(0, "Seed of the initial weights.", minimum=0, maximum=2**31 - 1)
-    max_grad_norm: float = option(1.0, "Global gradient norm above which gradients are scaled down. 0: no clipping.", minimum=0)
+    max_grad_norm: float = option(
+        1.0, "Global gradient norm above which gradients are scaled down. 0: no clipping.", minimum=0
+    )
     validation_interval: int = option(100, "Steps between two validations. 0: no validation.", minimum=0)
     validation_batches: int = option(4, "The most batches in one validation.", minimum=1)
 
@@ -54,7 +56,9 @@ class OptimizerConfig:
         """Raises ConfigError for a beta of 1, whose bias correction would divide by zero."""
         for name in ("beta1", "beta2"):
             if getattr(self, name) == 1:
-                raise ConfigError(f"optimizer.{name}", "1 would never forget a gradient", "give a number below 1, e.g. 0.95")
+                raise ConfigError(
+                    f"optimizer.{name}", "1 would never forget a gradient", "give a number below 1, e.g. 0.95"
+                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,14 +67,15 @@ class LrScheduleConfig:
 
     kind: str = option(
         "cosine",
-        "Course after the warm-up: cosine or linear decay, or constant, with a linear decay at the end (WSD) if decay_steps is set.",
+        "Course after the warm-up: cosine or linear decay, or constant with, if decay_steps is set, a linear decay at "
+        "the end (WSD).",
         choices=("cosine", "linear", "constant"),
     )
     warmup_steps: int = option(20, "Steps of linear warm-up, the last of which has the peak rate. 0: none.", minimum=0)
     decay_steps: int = option(
         0,
-        "Steps of decay. 0: cosine and linear decay over the rest of the run, constant never. For constant these are the last "
-        "steps of the run.",
+        "Steps of decay. 0: cosine and linear decay over the rest of the run, constant never. For constant these are "
+        "the last steps of the run.",
         minimum=0,
     )
     min_ratio: float = option(0.1, "The rate after the decay, as a fraction of the peak.", minimum=0, maximum=1)
@@ -82,16 +87,24 @@ class ParallelismConfig:
 
     num_devices: int = option(0, "Devices to train on. 0: all that are present.", minimum=0)
     data_parallel_shard: int = option(
-        -1, "Devices over which parameters and optimizer state are sharded (FSDP). -1: all that data_parallel_replicate leaves."
+        REST_OF_DEVICES,
+        "Devices over which parameters and optimizer state are sharded (FSDP). -1: all that data_parallel_replicate "
+        "leaves.",
     )
     data_parallel_replicate: int = option(
         1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
     )
-    use_simple_fsdp: bool = option(True, "Distribute parameters by SimpleFSDP. false: one device, no distribution at all.")
-    gather_dtype: str = option(
-        "", "Dtype in which parameters are gathered and used. Empty: that of the parameter.", choices=("", "float32", "bfloat16")
+    use_simple_fsdp: bool = option(
+        True, "Distribute parameters by SimpleFSDP. false: one device, no distribution at all."
     )
-    reduce_dtype: str = option("float32", "Dtype in which gradients are summed over devices.", choices=("float32", "bfloat16"))
+    gather_dtype: str = option(
+        "",
+        "Dtype in which parameters are gathered and used. Empty: that of the parameter.",
+        choices=("", "float32", "bfloat16"),
+    )
+    reduce_dtype: str = option(
+        "float32", "Dtype in which gradients are summed over devices.", choices=("float32", "bfloat16")
+    )
 
     def validate(self) -> None:
         """Raises ConfigError where the axes contradict one another or, if that is given, the number of devices."""
@@ -153,10 +166,12 @@ class CompileConfig:
 
     enable: bool = option(
         True,
-        "Compile. Without the graph trainer: torch.compile block by block, and false is plain eager. The xla executor always "
-        "compiles.",
+        "Compile. Without the graph trainer: torch.compile block by block, and false is plain eager. The xla executor "
+        "always compiles.",
     )
-    cache_folder: str = option("~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache.")
+    cache_folder: str = option(
+        "~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache."
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,19 +195,25 @@ class TpuConfig:
 class Config:
     """One training run. The defaults are the recipe llama3_debug."""
 
-    name: str = option("llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise.")
+    name: str = option(
+        "llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise."
+    )
     model: Llama3Config = option(Llama3Config(), "Hyperparameters of the model.")
-    parallelism: ParallelismConfig = option(ParallelismConfig(), "Devices and mesh axes.")
-    training: TrainingConfig = option(TrainingConfig(), "Length, batch, seed, clipping, validation.")
+    parallelism: ParallelismConfig = option(
+        ParallelismConfig(), "Devices, the mesh axes over them, and the dtypes of collectives."
+    )
+    training: TrainingConfig = option(
+        TrainingConfig(), "Length of the run, size of the batch, seed, clipping, validation."
+    )
     optimizer: OptimizerConfig = option(OptimizerConfig(), "AdamW.")
-    lr_schedule: LrScheduleConfig = option(LrScheduleConfig(), "Learning rate by step.")
-    data: DataConfig = option(DataConfig(), "Documents to train on.")
-    tokenizer: TokenizerConfig = option(TokenizerConfig(), "Tokenizer.")
-    checkpoint: CheckpointConfig = option(CheckpointConfig(), "Checkpoints.")
-    metrics: MetricsConfig = option(MetricsConfig(), "Metrics.")
-    profiler: ProfilerConfig = option(ProfilerConfig(), "Profiler.")
-    compile: CompileConfig = option(CompileConfig(), "Compilation.")
-    tpu_config: TpuConfig = option(TpuConfig(), "Capture and executor.")
+    lr_schedule: LrScheduleConfig = option(LrScheduleConfig(), "Learning rate by step: warm-up, then a decay.")
+    data: DataConfig = option(DataConfig(), "Documents to train on, and those held out.")
+    tokenizer: TokenizerConfig = option(TokenizerConfig(), "A tokenizer to load, or to train on the documents.")
+    checkpoint: CheckpointConfig = option(CheckpointConfig(), "Where and how often the state is saved.")
+    metrics: MetricsConfig = option(MetricsConfig(), "Numbers that are reported while training.")
+    profiler: ProfilerConfig = option(ProfilerConfig(), "Trace of a few steps.")
+    compile: CompileConfig = option(CompileConfig(), "Compilation, and its cache on disk.")
+    tpu_config: TpuConfig = option(TpuConfig(), "Capture of the training step as one graph, and what executes it.")
 
     def validate(self) -> None:
         """Raises ConfigError where sections contradict one another, or a path does not suit. Touches no device."""
@@ -205,7 +226,7 @@ class Config:
             self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))
 
     def resolve_devices(self, num_present: int) -> "Config":
-        """This configuration for a machine with so many devices: `parallelism` in numbers, the batch checked against it.
+        """This configuration for a machine with so many devices: `parallelism` in numbers, the batch checked.
 
         Raises:
           ConfigError: see `ParallelismConfig.resolve`; or the devices and microbatches do not divide the batch.
@@ -216,7 +237,9 @@ class Config:
 
     def _check_name(self) -> None:
         if not self.name or "/" in self.name or self.name in (".", ".."):
-            raise ConfigError("name", f"{self.name!r} cannot name a folder", "give a name without slashes, e.g. llama3_debug")
+            raise ConfigError(
+                "name", f"{self.name!r} cannot name a folder", "give a name without slashes, e.g. llama3_debug"
+            )
 
     def _check_schedule(self) -> None:
         schedule, steps = self.lr_schedule, self.training.steps
@@ -236,7 +259,8 @@ class Config:
         if profiler.enable_profiling and profiler.start_step + profiler.num_steps > steps:
             raise ConfigError(
                 "profiler.start_step",
-                f"the profile ends at step {profiler.start_step + profiler.num_steps}, training at training.steps={steps}",
+                f"the profile ends at step {profiler.start_step + profiler.num_steps}, "
+                f"training at training.steps={steps}",
                 "start earlier, profile fewer steps (--profiler.num_steps), or train longer",
             )
 
@@ -245,17 +269,23 @@ class Config:
         if tpu_config.use_graph_trainer:
             if tpu_config.executor == "xla" and not self.compile.enable:
                 raise ConfigError(
-                    "compile.enable", "the xla executor always compiles", "leave it on, or add --tpu_config.executor=torch"
+                    "compile.enable",
+                    "the xla executor always compiles",
+                    "leave it on, or add --tpu_config.executor=torch",
                 )
             return
         if tpu_config.executor == "xla":
             raise ConfigError(
-                "tpu_config.executor", "xla runs only a captured graph", "add --tpu_config.executor=torch, or use the graph trainer"
+                "tpu_config.executor",
+                "xla runs only a captured graph",
+                "add --tpu_config.executor=torch, or use the graph trainer",
             )
         for name in ("dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
                 raise ConfigError(
-                    f"tpu_config.{name}", "there is no graph without the graph trainer", "leave it out, or use the graph trainer"
+                    f"tpu_config.{name}",
+                    "there is no graph without the graph trainer",
+                    "leave it out, or use the graph trainer",
                 )
 
     def _check_sizes(self) -> None:
@@ -289,7 +319,8 @@ class Config:
         if self.training.batch_size % unit:
             raise ConfigError(
                 "training.batch_size",
-                f"{self.training.batch_size} is not a multiple of {num_devices} devices times {microbatches} microbatches",
+                f"{self.training.batch_size} is not a multiple of {num_devices} devices "
+                f"times {microbatches} microbatches",
                 f"give a multiple of {unit}, e.g. {_next_multiple(self.training.batch_size, unit)}",
             )
 

@@ -53,11 +53,14 @@ def test_documented_flags_reach_the_tree():
         ("--training.batch_size=6 --training.microbatches=2 --parallelism.num_devices=4",
          "--training.batch_size: 6 is not a multiple of 4 devices times 2 microbatches; give a multiple of 8, e.g. 8"),
         ("--optimizer.beta2=1", "--optimizer.beta2: 1 would never forget a gradient; give a number below 1, e.g. 0.95"),
-        ("--training.steps=10", "--lr_schedule.warmup_steps: 20 are more than training.steps=10; give fewer, or train longer"),
+        ("--training.steps=10",
+         "--lr_schedule.warmup_steps: 20 are more than training.steps=10; give fewer, or train longer"),
         ("--lr_schedule.kind=constant --lr_schedule.decay_steps=281",
-         "--lr_schedule.decay_steps: 281 and warmup_steps=20 are more than training.steps=300; give fewer, or train longer"),
+         "--lr_schedule.decay_steps: 281 and warmup_steps=20 are more than training.steps=300; "
+         "give fewer, or train longer"),
         ("--parallelism.data_parallel_shard=0",
-         "--parallelism.data_parallel_shard: 0 is no number of devices; give at least 1, or -1 for the rest of the devices"),
+         "--parallelism.data_parallel_shard: 0 is no number of devices; "
+         "give at least 1, or -1 for the rest of the devices"),
         ("--parallelism.num_devices=8 --parallelism.data_parallel_replicate=3",
          "--parallelism.data_parallel_replicate: 3 replicas do not divide 8 devices; "
          "give a divisor of 8, or another --parallelism.num_devices"),
@@ -68,9 +71,11 @@ def test_documented_flags_reach_the_tree():
          "--parallelism.use_simple_fsdp: false means one device, but 2 are asked for; "
          "leave it on, or give --parallelism.num_devices=1"),
         ("--tpu_config.use_graph_trainer=false",
-         "--tpu_config.executor: xla runs only a captured graph; add --tpu_config.executor=torch, or use the graph trainer"),
+         "--tpu_config.executor: xla runs only a captured graph; "
+         "add --tpu_config.executor=torch, or use the graph trainer"),
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=cse",
-         "--tpu_config.disable_passes: there is no graph without the graph trainer; leave it out, or use the graph trainer"),
+         "--tpu_config.disable_passes: there is no graph without the graph trainer; "
+         "leave it out, or use the graph trainer"),
         ("--compile.enable=false",
          "--compile.enable: the xla executor always compiles; leave it on, or add --tpu_config.executor=torch"),
         ("--training.sequence_length=1",
@@ -98,7 +103,9 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys, arguments, message):
     assert capsys.readouterr().err == message + "\n"
 
 
-@pytest.mark.parametrize("flag", ["checkpoint.folder", "profiler.folder", "compile.cache_folder", "tpu_config.dump_graph"])
+@pytest.mark.parametrize(
+    "flag", ["checkpoint.folder", "profiler.folder", "compile.cache_folder", "tpu_config.dump_graph"]
+)
 def test_folders_that_cannot_be_made_are_refused(tmp_path, flag):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"^--{flag}: .* cannot be a folder"):
@@ -124,13 +131,17 @@ def test_resolve_gives_numbers(given, num_present, expected):
 
 
 def test_resolve_refuses_more_devices_than_present():
-    with pytest.raises(ConfigError, match="--parallelism.num_devices: 4 devices are asked for, 2 are present; give fewer, or on CPUs"):
+    with pytest.raises(
+        ConfigError, match="--parallelism.num_devices: 4 devices are asked for, 2 are present; give fewer, or on CPUs"
+    ):
         ParallelismConfig(num_devices=4).resolve(2)
 
 
 def test_resolve_devices_checks_the_batch():
     assert Config().resolve_devices(8).parallelism.data_parallel_shard == 8
-    with pytest.raises(ConfigError, match="16 is not a multiple of 3 devices times 1 microbatches; give a multiple of 3, e.g. 18"):
+    with pytest.raises(
+        ConfigError, match="16 is not a multiple of 3 devices times 1 microbatches; give a multiple of 3, e.g. 18"
+    ):
         Config().resolve_devices(3)
 
 
@@ -138,7 +149,8 @@ def test_import_loads_nothing_heavy():
     """Flags are parsed and refused before torch or jax is there."""
     code = (
         "import sys, titan.train.config, titan.core.config.flags; "
-        "print([name for name in ('torch', 'jax', 'numpy', 'grain', 'orbax', 'transformers', 'tensorboard') if name in sys.modules])"
+        "heavy = 'torch jax numpy grain orbax transformers tensorboard'.split(); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The learning rate of each step: linear warm-up, then cosine or linear decay, or constant with a decay at the end (WSD)."""
+"""The learning rate of each step: linear warm-up, then a cosine or linear decay, or none before the end (WSD)."""
 
 import math
 
@@ -8,8 +8,8 @@ from titan.train.config import LrScheduleConfig, OptimizerConfig
 def learning_rate(step: int, schedule: LrScheduleConfig, optimizer: OptimizerConfig, num_steps: int) -> float:
     """The learning rate of one optimizer step.
 
-    Step `warmup_steps - 1` has the peak rate, and the last step of the decay exactly `min_ratio` times it, which stays the
-    rate of any step after that. Warm-up, stable, decay (WSD) is kind "constant" with `decay_steps`
+    Step `warmup_steps - 1` has the peak rate, and the last step of the decay exactly `min_ratio` times it, which stays
+    the rate of any step after that. Warm-up, stable, decay (WSD) is kind "constant" with `decay_steps`
     (https://arxiv.org/abs/2404.06395).
 
     Args:

@@ -54,7 +54,9 @@ def test_steps_after_the_run_keep_the_last_rate(kind):
 @pytest.mark.parametrize("kind", ["cosine", "linear", "constant"])
 @pytest.mark.parametrize("warmup_steps", [0, 1, 7, 30])
 def test_rises_until_the_end_of_warmup_and_never_after(kind, warmup_steps):
-    values = rates(30, kind=kind, warmup_steps=warmup_steps, decay_steps=10 if kind == "constant" and warmup_steps < 20 else 0)
+    values = rates(
+        30, kind=kind, warmup_steps=warmup_steps, decay_steps=10 if kind == "constant" and warmup_steps < 20 else 0
+    )
     changes = [after - before for before, after in itertools.pairwise(values)]
     peak_step = max(warmup_steps - 1, 0)
     assert all(change > 0 for change in changes[:peak_step])

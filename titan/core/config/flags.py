@@ -1,9 +1,9 @@
 """Command line flags for a configuration tree: one absl flag per leaf, named by the leaf's dotted path.
 
-ml_collections makes the flags from dataclasses, but it sets the parsed values on the dataclass itself and registers only
-the flags that it sees on the command line. A configuration tree is frozen and should be listed by `--helpfull`. So each
-section is handed to ml_collections as a mutable mirror together with the list of all its leaves, each flag gets a parser
-that knows the leaf's choices and limits, and the overridden values are then put into the frozen tree.
+ml_collections makes the flags from dataclasses, but it sets the parsed values on the dataclass itself and registers
+only the flags that it sees on the command line. A configuration tree is frozen and should be listed by `--helpfull`.
+So each section is handed to ml_collections as a mutable mirror together with the list of all its leaves, each flag
+gets a parser that knows the leaf's choices and limits, and the overridden values are then put into the frozen tree.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ _COMMANDS = {
 
 
 def parse(argv: Sequence[str], default: Config) -> Config:
-    """The configuration that a command line asks for: `default`, or `--config_file`, with the given flags put in, validated.
+    """The validated configuration that a command line asks for: `default`, or `--config_file`, with the given flags.
 
     Writes nothing to absl's global FLAGS, so it can be called any number of times.
 
@@ -149,7 +149,9 @@ def _mirror(node: Any) -> Any:
     for field in dataclasses.fields(node):
         value = getattr(node, field.name)
         mutable[field.name] = _mirror(value) if is_node(value) else value
-    return dataclasses.make_dataclass(type(node).__name__, [(name, type(value)) for name, value in mutable.items()])(**mutable)
+    return dataclasses.make_dataclass(type(node).__name__, [(name, type(value)) for name, value in mutable.items()])(
+        **mutable
+    )
 
 
 def _read(values: flags.FlagValues, argv: Sequence[str], default: Any) -> None:
@@ -168,7 +170,7 @@ def _read(values: flags.FlagValues, argv: Sequence[str], default: Any) -> None:
 
 
 def _suggestion(unknown: str, names: list[str]) -> str:
-    """The flags that the author of an unknown one may have meant: those below it, else of the same or a similar name."""
+    """The flags that an unknown one may have meant: those below it, else those of the same or a similar name."""
 
     def last_part(name: str) -> str:
         return name.rpartition(".")[2]
@@ -199,14 +201,16 @@ def _load(path: str, config_type: type[Config]) -> Config:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise ConfigError("config_file", f"{path!r} cannot be read ({reason})", "give the config.json of a run") from None
+        raise ConfigError(
+            "config_file", f"{path!r} cannot be read ({reason})", "give the config.json of a run"
+        ) from None
     return from_json(text, config_type, source=path)
 
 
 def short_help(program: str, default: Any) -> str:
     """Usage and the list of sections, for `--help`."""
     rows = [(f"--{leaf.path}", leaf.help) for leaf in _root_leaves(default)]
-    rows += [(f"--{name}.*", _summary(section)) for name, section in _sections(default)]
+    rows += [(f"--{name}.*", _summary(default, name)) for name, _ in _sections(default)]
     rows += [(f"--{name}", text) for name, text in _COMMANDS.items()]
     width = max(len(name) for name, _ in rows) + 2
     lines = [f"Usage: {os.path.basename(program)} [--section.field=value ...]", ""]
@@ -219,7 +223,7 @@ def full_help(default: Any) -> str:
     """Every flag with its documentation, admitted values and default, by section in the order of declaration."""
     lines = [line for leaf in _root_leaves(default) for line in _leaf_help(leaf)]
     for name, section in _sections(default):
-        lines += ["", f"{name}: {_summary(section)}"]
+        lines += ["", f"{name}: {_summary(default, name)}"]
         lines += [line for leaf in leaves(section, name) for line in _leaf_help(leaf)]
     lines.append("")
     for name, text in _COMMANDS.items():
@@ -236,9 +240,9 @@ def _sections(default: Any) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in pairs if is_node(value)]
 
 
-def _summary(section: Any) -> str:
-    """The first paragraph of a section's docstring, as one line."""
-    return " ".join((type(section).__doc__ or "").strip().partition("\n\n")[0].split())
+def _summary(default: Any, name: str) -> str:
+    """The help of a section's field."""
+    return next(field.metadata["help"] for field in dataclasses.fields(default) if field.name == name)
 
 
 def _leaf_help(leaf: Leaf) -> list[str]:

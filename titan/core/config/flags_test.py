@@ -55,18 +55,24 @@ def test_flags_exist_for_the_optional_node_that_is_there():
         (["--section.enable=maybe"], "--section.enable: 'maybe' is not admitted; give true or false"),
         (["--section.kind=step"], "--section.kind: 'step' is not admitted; give one of '', cosine, linear"),
         (["--second.epsilon=inf"], "--second.epsilon: inf is not admitted; give a finite number from 0 to 1"),
-        (["--second.sizes=1,x"], "--second.sizes: '1,x' is not admitted; give a comma-separated list of integers of at least 1"),
-        (["--section.stpes=1"], "--section.stpes: there is no such flag; did you mean --section.steps? --helpfull lists all flags"),
+        (["--second.sizes=1,x"],
+         "--second.sizes: '1,x' is not admitted; give a comma-separated list of integers of at least 1"),
+        (["--section.stpes=1"],
+         "--section.stpes: there is no such flag; did you mean --section.steps? --helpfull lists all flags"),
         (["--steps=1"], "--steps: there is no such flag; did you mean --section.steps? --helpfull lists all flags"),
-        (["--nosection.enabel"], "--nosection.enabel: there is no such flag; did you mean --section.enable? --helpfull lists all flags"),
-        (["--section.inner=1"], "--section.inner: there is no such flag; did you mean --section.inner.epsilon or --section.inner.tags? "
-                                "--helpfull lists all flags"),
+        (["--nosection.enabel"],
+         "--nosection.enabel: there is no such flag; did you mean --section.enable? --helpfull lists all flags"),
+        (["--section.inner=1"],
+         "--section.inner: there is no such flag; did you mean --section.inner.epsilon or --section.inner.tags? "
+         "--helpfull lists all flags"),
         (["--qqqq=1"], "--qqqq: there is no such flag; --helpfull lists all flags"),
         (["--section=1"], "--section: a section takes no value; set its fields, e.g. --section.steps"),
-        (["--section.steps"], "--section.steps: Missing value for flag --section.steps; write flags as --section.field=value"),
+        (["--section.steps"],
+         "--section.steps: Missing value for flag --section.steps; write flags as --section.field=value"),
         (["--section.enable", "false"], "'false' is not a flag; write flags as --section.field=value"),
         (["--section.steps=13"], "--section.steps: 13 brings bad luck; give 14"),
-        (["--config_file=/missing"], "--config_file: '/missing' cannot be read (No such file or directory); give the config.json of a run"),
+        (["--config_file=/missing"],
+         "--config_file: '/missing' cannot be read (No such file or directory); give the config.json of a run"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_and_exit_code_2(capsys, arguments, message):
@@ -124,4 +130,8 @@ def test_help_lists_sections_and_helpfull_every_flag(capsys, monkeypatch):
 def test_round_trip_through_print_config_and_json(tmp_path):
     config = run("--section.steps=4", "--second.tags=x")
     save(config, str(tmp_path))
-    assert from_json((tmp_path / "config.json").read_text(), Root) == run(f"--config_file={tmp_path}/config.json") == config
+    assert (
+        from_json((tmp_path / "config.json").read_text(), Root)
+        == run(f"--config_file={tmp_path}/config.json")
+        == config
+    )

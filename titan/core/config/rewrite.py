@@ -1,8 +1,8 @@
 """Rewriting a configuration tree before the model is built: nodes found by type or path are replaced by other nodes.
 
-This is how kernels, float8 and attention variants are swapped: the model's tree names one configuration node per module,
-and a rule puts another node in its place. Trees are immutable, so the result is a new tree that shares every subtree in
-which nothing was replaced.
+This is how kernels, float8 and attention variants are swapped: the model's tree has one configuration node per module,
+and a rule puts another node in its place. Trees are immutable, so the result is a new tree that shares every subtree
+in which nothing was replaced.
 """
 
 import dataclasses
@@ -42,7 +42,9 @@ class Rule:
 
     def __post_init__(self):
         if self.type is None and self.path is None:
-            raise RewriteError(f"rule {self.name!r} has neither a type nor a path: give at least one, else it would match all")
+            raise RewriteError(
+                f"rule {self.name!r} has neither a type nor a path: give at least one, else it would match all"
+            )
 
     def matches(self, path: str, node: Any) -> bool:
         """Whether the rule applies to `node`, which stands at `path`."""
@@ -69,7 +71,7 @@ def _split(path: str) -> tuple[str, ...]:
 
 
 def nodes(tree: Any) -> Iterator[tuple[str, Any]]:
-    """Every node of a tree with its path, outer nodes before inner ones; tuples are entered, other containers are not."""
+    """Every node of a tree with its path, outer nodes before inner ones; of containers, tuples are entered."""
     yield from _nodes("", tree)
 
 
@@ -88,7 +90,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def rewrite(tree: Tree, rules: Sequence[Rule]) -> Tree:
-    """A new tree in which every node that a rule matches is replaced; all rules look at the given tree, none at the result.
+    """A new tree in which every node that a rule matches is replaced; rules see the given tree, never the result.
 
     The outcome does not depend on the order of the rules: no two of them may match the same node, and nothing may match
     inside a node that is replaced.
@@ -102,7 +104,7 @@ def rewrite(tree: Tree, rules: Sequence[Rule]) -> Tree:
 
     Raises:
       RewriteError: two rules match one node; a node matches inside a replaced one; a rule that is not optional matches
-        nothing; a replacement is not an instance of a frozen dataclass, or lost the `build` method of the node before it.
+        nothing; a replacement is not an instance of a frozen dataclass, or lacks the `build` method of the old node.
     """
     if not is_node(tree):
         raise RewriteError(f"a tree to rewrite is an instance of a dataclass, not {tree!r}")
@@ -113,7 +115,9 @@ def rewrite(tree: Tree, rules: Sequence[Rule]) -> Tree:
     names_matched = {rule.name for rule in matched.values()}
     for rule in rules:
         if not rule.optional and rule.name not in names_matched:
-            raise RewriteError(f"rule {rule.name!r} matches no node{_hint(tree, rule)}; correct it, or mark it optional")
+            raise RewriteError(
+                f"rule {rule.name!r} matches no node{_hint(tree, rule)}; correct it, or mark it optional"
+            )
     return _replace("", tree, matched)
 
 
@@ -125,7 +129,9 @@ def _match(tree: Any, rules: Sequence[Rule]) -> dict[str, Rule]:
             if not rule.matches(path, node):
                 continue
             if path in matched:
-                raise RewriteError(f"rules {matched[path].name!r} and {rule.name!r} both match {_name(path)}; narrow one of them")
+                raise RewriteError(
+                    f"rules {matched[path].name!r} and {rule.name!r} both match {_name(path)}; narrow one of them"
+                )
             for outer in _ancestors(path):
                 if outer in matched:
                     raise RewriteError(
@@ -177,5 +183,7 @@ def _replacement(path: str, node: Any, rule: Rule) -> Any:
     if not is_node(new) or not type(new).__dataclass_params__.frozen:
         raise RewriteError(f"{where} gives {new!r}; a replacement is an instance of a frozen dataclass")
     if hasattr(node, "build") and not hasattr(new, "build"):
-        raise RewriteError(f"{where} gives a {type(new).__qualname__}, which has no build(), for a {type(node).__qualname__}")
+        raise RewriteError(
+            f"{where} gives a {type(new).__qualname__}, which has no build(), for a {type(node).__qualname__}"
+        )
     return new

@@ -42,7 +42,9 @@ MODEL = Model(layers=(Block(Linear(1), (Linear(2), Linear(3))), Block(Linear(4))
 trees = st.builds(
     Model,
     layers=st.lists(
-        st.builds(Block, st.builds(Linear, st.integers()), st.lists(st.builds(Linear, st.integers()), max_size=2).map(tuple)),
+        st.builds(
+            Block, st.builds(Linear, st.integers()), st.lists(st.builds(Linear, st.integers()), max_size=2).map(tuple)
+        ),
         max_size=3,
     ).map(tuple),
     head=st.none() | st.builds(Linear, st.integers()),
@@ -55,7 +57,8 @@ def to_float8(**match):
 
 def test_nodes_lists_paths_outer_before_inner():
     assert [path for path, _ in nodes(MODEL)] == [
-        "", "layers.0", "layers.0.attention", "layers.0.mlp.0", "layers.0.mlp.1", "layers.1", "layers.1.attention", "head",
+        "", "layers.0", "layers.0.attention", "layers.0.mlp.0", "layers.0.mlp.1", "layers.1", "layers.1.attention",
+        "head",
     ]  # fmt: skip
 
 
@@ -84,7 +87,10 @@ def test_replaces_by_type_path_and_both():
     by_type = rewrite(MODEL, [to_float8(type=Linear)])
     assert sum(isinstance(node, Float8Linear) for _, node in nodes(by_type)) == 5
     by_path = rewrite(MODEL, [to_float8(path="layers.*.attention")])
-    assert [path for path, node in nodes(by_path) if isinstance(node, Float8Linear)] == ["layers.0.attention", "layers.1.attention"]
+    assert [path for path, node in nodes(by_path) if isinstance(node, Float8Linear)] == [
+        "layers.0.attention",
+        "layers.1.attention",
+    ]
     by_both = rewrite(MODEL, [to_float8(type=Linear, path="layers.0.**")])
     assert by_both.layers[0] == Block(Float8Linear(Linear(1)), (Float8Linear(Linear(2)), Float8Linear(Linear(3))))
 
@@ -109,13 +115,18 @@ def test_identity_rule_returns_the_same_tree(tree):
 @given(trees)
 def test_wrap_and_unwrap_are_inverse(tree):
     wrapped = rewrite(tree, [Rule(name="wrap", type=Linear, replace=Float8Linear, optional=True)])
-    assert rewrite(wrapped, [Rule(name="unwrap", type=Float8Linear, replace=lambda node: node.inner, optional=True)]) == tree
+    assert (
+        rewrite(wrapped, [Rule(name="unwrap", type=Float8Linear, replace=lambda node: node.inner, optional=True)])
+        == tree
+    )
 
 
 @given(trees, st.permutations(["layers.*.attention", "layers.*.mlp.*", "head"]))
 def test_result_does_not_depend_on_the_order_of_rules(tree, globs):
     rules = {
-        glob: Rule(name=glob, path=glob, type=Linear, replace=lambda node, add=add: Linear(node.width + add), optional=True)
+        glob: Rule(
+            name=glob, path=glob, type=Linear, replace=lambda node, add=add: Linear(node.width + add), optional=True
+        )
         for add, glob in enumerate(["layers.*.attention", "layers.*.mlp.*", "head"], start=1)
     }
     assert rewrite(tree, [rules[glob] for glob in globs]) == rewrite(tree, list(rules.values()))
@@ -123,14 +134,19 @@ def test_result_does_not_depend_on_the_order_of_rules(tree, globs):
 
 def test_two_rules_on_one_node_are_refused():
     with pytest.raises(RewriteError, match="rules 'a' and 'b' both match layers.0.attention"):
-        rewrite(MODEL, [Rule(name="a", type=Linear, replace=Linear(0)), Rule(name="b", path="**.attention", replace=Linear(0))])
+        rewrite(
+            MODEL,
+            [Rule(name="a", type=Linear, replace=Linear(0)), Rule(name="b", path="**.attention", replace=Linear(0))],
+        )
 
 
 def test_a_match_inside_a_replaced_node_is_refused():
     outer = Rule(name="outer", path="layers.0", replace=Block(Linear(0)))
     inner = Rule(name="inner", path="**.mlp.1", replace=Linear(0))
     for rules in ([outer, inner], [inner, outer]):
-        with pytest.raises(RewriteError, match=r"'inner' matches layers.0.mlp.1, which is inside layers.0 that rule 'outer'"):
+        with pytest.raises(
+            RewriteError, match=r"'inner' matches layers.0.mlp.1, which is inside layers.0 that rule 'outer'"
+        ):
             rewrite(MODEL, rules)
 
 
@@ -160,4 +176,6 @@ def test_rules_without_a_condition_or_with_one_name_are_refused():
     with pytest.raises(RewriteError, match="neither a type nor a path"):
         Rule(name="all", replace=Linear(0))
     with pytest.raises(RewriteError, match="distinct names"):
-        rewrite(MODEL, [Rule(name="a", path="head", replace=Linear(0)), Rule(name="a", path="layers.0", replace=Linear(0))])
+        rewrite(
+            MODEL, [Rule(name="a", path="head", replace=Linear(0)), Rule(name="a", path="layers.0", replace=Linear(0))]
+        )

@@ -25,7 +25,7 @@ def to_json(config: Any) -> str:
 def from_json(text: str, config_type: type[Tree], *, source: str = "the text", flag: str = "config_file") -> Tree:
     """Reads what `to_json` wrote: `from_json(to_json(c), type(c)) == c`.
 
-    A field that the text does not mention keeps its default, so a tree that was saved before the field existed can be read.
+    A field that the text does not mention keeps its default, so that a tree saved before the field existed can be read.
 
     Args:
       text: a JSON object.
@@ -34,7 +34,7 @@ def from_json(text: str, config_type: type[Tree], *, source: str = "the text", f
       flag: the flag that errors blame.
 
     Raises:
-      ConfigError: the text is no JSON object, or has a field that the classes do not have, or a value of the wrong type.
+      ConfigError: the text is no JSON object, or has a field that the classes do not have, or a value of a wrong type.
     """
     try:
         plain = json.loads(text)
@@ -52,7 +52,7 @@ def to_text(config: Any) -> str:
 
 
 def save(config: Any, folder: str) -> None:
-    """Writes `config.json` (for `--config_file`) and `config.txt` (`to_text`) into a folder, which is made if need be."""
+    """Writes `config.json` (for `--config_file`) and `config.txt` (`to_text`) into a folder, making it if need be."""
     os.makedirs(folder, exist_ok=True)
     for name, text in (("config.json", to_json(config)), ("config.txt", to_text(config))):
         path = os.path.join(folder, name)
@@ -84,13 +84,17 @@ class _Source:
 
 def _from_plain(plain: Any, node_type: type[Tree], path: str, source: _Source) -> Tree:
     if not isinstance(plain, dict):
-        raise source.error(f"{path or 'the root'} is {json.dumps(plain)}", f"give an object with the fields of {node_type.__name__}")
+        raise source.error(
+            f"{path or 'the root'} is {json.dumps(plain)}", f"give an object with the fields of {node_type.__name__}"
+        )
     annotations = field_types(node_type)
     values = {}
     for name, value in plain.items():
         child_path = f"{path}.{name}" if path else name
         if name not in annotations:
-            raise source.error(f"there is no field {child_path!r}", "remove it, or load the file with the version that wrote it")
+            raise source.error(
+                f"there is no field {child_path!r}", "remove it, or load the file with the version that wrote it"
+            )
         values[name] = _value_from_plain(value, annotations[name], child_path, source)
     missing = [
         field.name
@@ -114,7 +118,9 @@ def _value_from_plain(value: Any, annotation: Any, path: str, source: _Source) -
             name = value[_TYPE_KEY]
             if name not in by_name:
                 raise source.error(f"{path} is a {name!r}", f"give one of {', '.join(by_name)}")
-            return _from_plain({key: item for key, item in value.items() if key != _TYPE_KEY}, by_name[name], path, source)
+            return _from_plain(
+                {key: item for key, item in value.items() if key != _TYPE_KEY}, by_name[name], path, source
+            )
         return _from_plain(value, alternatives[0], path, source)
     if annotation in (tuple[int, ...], tuple[str, ...]):
         element_type = annotation.__args__[0]
@@ -124,7 +130,9 @@ def _value_from_plain(value: Any, annotation: Any, path: str, source: _Source) -
         return value
     elif annotation is float and type(value) is int:
         return float(value)
-    raise source.error(f"{path} is {json.dumps(value)}", f"give a value of type {getattr(annotation, '__name__', annotation)}")
+    raise source.error(
+        f"{path} is {json.dumps(value)}", f"give a value of type {getattr(annotation, '__name__', annotation)}"
+    )
 
 
 def _text_lines(node: Any, indent: str):

@@ -89,7 +89,10 @@ def test_missing_fields_keep_their_defaults_and_integers_become_floats():
         ('{"section": {"enable": 1}}', "run.json: section.enable is 1; give a value of type bool"),
         ('{"section": null}', "run.json: section is null; give an object"),
         ('{"second": {"sizes": [1.5]}}', "run.json: second.sizes is [1.5]; give a value of type tuple"),
-        ('{"section": {"either": {"_type": "Root"}}}', "run.json: section.either is a 'Root'; give one of Inner, Other"),
+        (
+            '{"section": {"either": {"_type": "Root"}}}',
+            "run.json: section.either is a 'Root'; give one of Inner, Other",
+        ),
     ],
 )
 def test_errors_say_where_the_text_is_wrong(text, message):

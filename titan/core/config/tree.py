@@ -28,7 +28,7 @@ def option(
     """A dataclass field with a default, a help text, and the values it admits.
 
     Args:
-      default: the value when no flag sets it; a nested dataclass or a tuple may be given as it is, since both are immutable.
+      default: the value when no flag sets it; a nested dataclass or a tuple may be given as it is: both are immutable.
       help: one or two sentences shown by `--helpfull`, with the unit and what an empty or zero value means.
       choices: the admitted strings, for a leaf of type str (or for each element of a tuple of str).
       minimum: the smallest admitted number.
@@ -100,8 +100,8 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
             yield Leaf(path, annotation, value, **field.metadata)
         else:
             raise TypeError(
-                f"{type(tree).__qualname__}.{field.name}: a leaf of a configuration tree is declared with option() and has "
-                f"type bool, int, float, str, tuple[int, ...] or tuple[str, ...], not {annotation}"
+                f"{type(tree).__qualname__}.{field.name}: a leaf of a configuration tree is declared with option() "
+                f"and has type bool, int, float, str, tuple[int, ...] or tuple[str, ...], not {annotation}"
             )
 
 

@@ -24,10 +24,7 @@ class Other:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """What the run does.
-
-    This paragraph is not part of the summary.
-    """
+    """Settings with every kind of leaf."""
 
     steps: int = option(3, "Steps of the run.", minimum=1)
     kind: str = option("cosine", "Course.", choices=("", "cosine", "linear"))
@@ -46,7 +43,7 @@ class Root:
     """A run."""
 
     name: str = option("run", "Name.")
-    section: Section = option(Section(), "Section.")
+    section: Section = option(Section(), "What the run does.")
     second: Inner = option(Inner(), "Second section.")
 
     def validate(self):

@@ -107,7 +107,7 @@ def check_exists(flag: str, path: str) -> None:
 
 
 def check_writable_folder(flag: str, path: str) -> None:
-    """Raises ConfigError unless `path` (with `~` expanded) is a writable folder or can be made as one. Makes nothing."""
+    """Raises ConfigError unless `path` (with `~` expanded) is a writable folder or can be made one. Makes nothing."""
     existing = os.path.abspath(os.path.expanduser(path))
     while not os.path.lexists(existing):
         existing = os.path.dirname(existing)

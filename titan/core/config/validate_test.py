@@ -32,7 +32,11 @@ def test_defaults_are_valid():
         ("second.epsilon", float("nan"), "--second.epsilon: nan is not admitted; give a finite number from 0 to 1"),
         ("second.epsilon", 2, "--second.epsilon: 2 is not admitted; give a finite number from 0 to 1"),
         ("second.tags", "ab", "--second.tags: 'ab' is not admitted; give a comma-separated list of strings"),
-        ("second.sizes", (3, 0), "--second.sizes: (3, 0) is not admitted; give a comma-separated list of integers of at least 1"),
+        (
+            "second.sizes",
+            (3, 0),
+            "--second.sizes: (3, 0) is not admitted; give a comma-separated list of integers of at least 1",
+        ),
         ("section.steps", 13, "--section.steps: 13 brings bad luck; give 14"),
     ],
 )
