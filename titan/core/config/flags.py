@@ -53,7 +53,13 @@ def parse(argv: Sequence[str], default: Config) -> Config:
         print(full_help(default) if values["helpfull"].value else short_help(argv[0], default))
         raise SystemExit(0)
     base = _load(values["config_file"].value, type(default)) if values["config_file"].value else default
-    config = replace_leaves(base, _overrides(values, default))
+    overrides = _overrides(values, default)
+    absent = overrides.keys() - {leaf.path for leaf in leaves(base)}
+    if absent:  # only with --config_file, where the file lacks an optional node that the default has
+        raise ConfigError(
+            min(absent), "the configuration in --config_file has no such field", "leave out one of the two"
+        )
+    config = replace_leaves(base, overrides)
     validate(config)
     if values["print_config"].value:
         print(to_text(config), end="")

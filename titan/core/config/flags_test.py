@@ -98,6 +98,18 @@ def test_config_file_is_validated(tmp_path):
         run(f"--config_file={tmp_path / 'config.json'}")
 
 
+def test_flag_for_a_node_that_the_config_file_lacks_is_refused(tmp_path):
+    save(Root(), str(tmp_path))
+    with pytest.raises(
+        ConfigError, match="--section.either.depth: the configuration in --config_file has no such field"
+    ):
+        run(
+            f"--config_file={tmp_path}/config.json",
+            "--section.either.depth=1",
+            default=Root(section=Section(either=Other())),
+        )
+
+
 def obeyed(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         run(*arguments)
