@@ -26,7 +26,7 @@ _MAX_TRAINING_CHARACTERS = 256 * 2**20
 
 
 class Tokenizer:
-    """A tokenizer with an end-of-text token, which no text encodes to: "<|end_of_text|>" in a document is plain characters.
+    """A tokenizer with an end-of-text token, which no text encodes to: in a document its name is plain characters.
 
     Attributes:
       path: the tokenizer.json file.
@@ -75,8 +75,8 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer at `config.path`, or else a BPE of `config.vocab_size` ids trained on `documents` and cached.
 
-    The trained BPE has the 256 bytes as its alphabet, so decoding gives back any text exactly. It may have fewer ids than
-    asked for where the corpus has too few repeated pairs.
+    The trained BPE has the 256 bytes as its alphabet, so decoding gives back any text exactly. It may have fewer ids
+    than asked for where the corpus has too few repeated pairs.
 
     Args:
       config: the `tokenizer` section.
@@ -138,7 +138,8 @@ def _load(given: str) -> Tokenizer:
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
-        raise ConfigError("tokenizer.path", f"there is no file {path}", "give a tokenizer.json or the folder that holds it")
+        cure = "give a tokenizer.json or the folder that holds it"
+        raise ConfigError("tokenizer.path", f"there is no file {path}", cure)
     declared = _declared_end_of_text(path.parent)
     try:
         return Tokenizer(path, (declared,) if declared else _KNOWN_END_OF_TEXT)
@@ -156,7 +157,8 @@ def _declared_end_of_text(folder: pathlib.Path) -> str | None:
         try:
             token = json.loads(file.read_bytes()).get("eos_token")
         except (AttributeError, ValueError) as error:
-            raise ConfigError("tokenizer.path", f"{file}: not a JSON object ({error})", "repair or remove it") from error
+            problem = f"{file}: not a JSON object ({error})"
+            raise ConfigError("tokenizer.path", problem, "repair or remove it") from error
         if isinstance(token, dict):  # an added token with its stripping rules
             token = token.get("content")
         if isinstance(token, str) and token:

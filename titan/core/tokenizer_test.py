@@ -14,7 +14,11 @@ from titan.core.config.validate import ConfigError
 from titan.core.data.config import TokenizerConfig
 from titan.core.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 
-DOCUMENTS = ["def f(x):\n    return x + 1\n" * 20, "the quick brown fox jumps over the lazy dog. " * 20, "naïve café 日本語"]
+DOCUMENTS = [
+    "def f(x):\n    return x + 1\n" * 20,
+    "the quick brown fox jumps over the lazy dog. " * 20,
+    "naïve café 日本語",
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +134,6 @@ def test_bad_files_are_one_line_that_says_where(tmp_path):
     write_word_tokenizer(tmp_path, "unknown", "a")
     assert "its vocabulary has no end-of-text token '<|end_of_text|>' or '<|endoftext|>' or" in message()
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<stop>"}')
-    assert "its vocabulary has no end-of-text token '<stop>'; give a tokenizers file, with its end of text as" in message()
+    assert "its vocabulary has no end-of-text token '<stop>'; give a tokenizers file, with its" in message()
     (tmp_path / "tokenizer_config.json").write_text("[]")
     assert message().startswith(f"--tokenizer.path: {tmp_path / 'tokenizer_config.json'}: not a JSON object (")

@@ -12,11 +12,15 @@ class DataConfig:
 
     path: str = option(
         "",
-        "Text, JSONL (.jsonl, .ndjson) or Parquet file, or a folder of them. Empty: the Python standard library's source.",
+        "Text, JSONL (.jsonl, .ndjson) or Parquet file, or a folder of them. "
+        "Empty: the Python standard library's source.",
     )
     text_field: str = option("text", "Field of a JSONL line, or column of a Parquet file, that holds the document.")
     validation_fraction: float = option(
-        0.05, "Share of the documents held out for validation, chosen by a hash of their text.", minimum=0.0, maximum=0.9
+        0.05,
+        "Share of the documents held out for validation, chosen by a hash of their text.",
+        minimum=0.0,
+        maximum=0.9,
     )
     shuffle_seed: int = option(0, "Seed of the order of the training sequences.", minimum=0, maximum=2**32 - 1)
     num_workers: int = option(1, "Threads that make batches ahead. 0: a batch is made when it is asked for.", minimum=0)
@@ -37,10 +41,13 @@ class TokenizerConfig:
     """A tokenizer to load, or else to train on the corpus."""
 
     path: str = option(
-        "", "Hugging Face tokenizer.json, or the folder that holds it. Empty: train a byte-level BPE on the corpus, once."
+        "",
+        "Hugging Face tokenizer.json, or the folder that holds it. Empty: train a byte-level BPE on the corpus, once.",
     )
     vocab_size: int = option(
-        4096, "Number of token ids of the trained BPE, at least 256 bytes and the end of text; unused with a path.", minimum=257
+        4096,
+        "Number of token ids of the trained BPE, at least 256 bytes and the end of text; unused with a path.",
+        minimum=257,
     )
     cache_folder: str = option("~/.cache/titan/tokenizers", "Folder of trained tokenizers.")
 

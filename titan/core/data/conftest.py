@@ -12,7 +12,7 @@ from titan.core.tokenizer import load_tokenizer
 
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> DataConfig:
-    """60 documents of 1 to 400 words; sequences of tens of tokens hold several of the short ones and cut the long ones."""
+    """60 documents of 1 to 400 words: of sequences of tens of tokens, some hold several and some a part of one."""
     folder = tmp_path_factory.mktemp("data")
     draw = random.Random(0)
     words = [f"word{i}" for i in range(50)]

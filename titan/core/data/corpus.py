@@ -22,8 +22,8 @@ PARQUET_SUFFIXES = (".parquet",)
 # Python version has nearly the same corpus.
 _STDLIB_SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
 
-# A text file given by itself is cut into documents at the first blank line after this many characters, and at a line's end
-# after four times as many where there is no blank line.
+# A text file given by itself is cut into documents at the first blank line after this many characters, and at a line's
+# end after four times as many where there is no blank line.
 _DOCUMENT_CHARACTERS = 16_384
 
 # A file may be written twice within one tick of the file system's clock. Younger files are hashed again the next time.
@@ -33,9 +33,10 @@ _CLOCK_TICK_NANOSECONDS = 100_000_000
 class Corpus:
     """The documents of `--data.path`: strings that are valid Unicode and never empty.
 
-    - Empty path: each `.py` file of the Python standard library is a document; tests and installed packages are left out.
-    - A folder: every file below it with a suffix in TEXT_SUFFIXES, JSONL_SUFFIXES or PARQUET_SUFFIXES, sorted by path; hidden
-      files and folders are left out. A text file in a folder is one document.
+    - Empty path: each `.py` file of the Python standard library is a document; tests and installed packages are left
+      out.
+    - A folder: every file below it with a suffix in TEXT_SUFFIXES, JSONL_SUFFIXES or PARQUET_SUFFIXES, sorted by path;
+      hidden files and folders are left out. A text file in a folder is one document.
     - A text file: documents of about 16 Ki characters, cut where there is a blank line; joined they are the file again.
     - A JSONL or Parquet file: each line or row is a document, its text being in `--data.text_field`.
 
@@ -69,7 +70,8 @@ class Corpus:
             raise ConfigError("data.path", f"there is no file or folder {config.path!r}", "correct the path")
         if not self.files:
             suffixes = ", ".join(TEXT_SUFFIXES + JSONL_SUFFIXES + PARQUET_SUFFIXES)
-            raise ConfigError("data.path", f"the folder {config.path!r} has no file that ends in {suffixes}", "give another")
+            problem = f"the folder {config.path!r} has no file that ends in {suffixes}"
+            raise ConfigError("data.path", problem, "give another")
 
     def documents(self) -> Iterator[str]:
         """Reads the documents from the first one on.
@@ -84,8 +86,8 @@ class Corpus:
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change whenever any document or their order does, wherever the files lie.
 
-        All documents are read for it, once: the result is remembered under the names, sizes, inodes and times of the files.
-        The time of change among these is set by the file system alone, so no edit goes unnoticed.
+        All documents are read for it, once: the result is remembered under the names, sizes, inodes and times of the
+        files. The time of change among these is set by the file system alone, so no edit goes unnoticed.
 
         Raises:
           ConfigError: as `documents`, or there is no document.
@@ -103,7 +105,7 @@ class Corpus:
         return fingerprint
 
     def _stamp(self) -> tuple[str, int]:
-        """A hash of all that tells one state of the files from another without reading them, and the newest time of change."""
+        """A hash of what tells one state of the files from another without reading them; the newest time of change."""
         digest = hashlib.blake2b(digest_size=16)
         # The kind of reading is part of the state: the same file gives other documents with another field or limit.
         digest.update(repr((1, self._is_single_file, self._config.text_field, self._config.max_documents)).encode())
@@ -153,7 +155,8 @@ def _stdlib_files() -> tuple[pathlib.Path, ...]:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     files = _files_below(root, (".py",), skipped_folders=_STDLIB_SKIPPED_FOLDERS)
     if not files:
-        raise ConfigError("data.path", f"this Python has no standard library source under {root}", "give a file or folder")
+        problem = f"this Python has no standard library source under {root}"
+        raise ConfigError("data.path", problem, "give a file or folder")
     return files
 
 
@@ -196,10 +199,11 @@ def _jsonl_documents(file: pathlib.Path, field: str) -> Iterator[str]:
             if not isinstance(record, dict):
                 raise ConfigError("data.path", f"{where}: not a JSON object", "give one object a line")
             if field not in record:
-                fields = ", ".join(sorted(record)) or "none"
-                raise ConfigError("data.text_field", f"{where}: no field {field!r}", f"choose among its fields: {fields}")
+                cure = f"choose among its fields: {', '.join(sorted(record)) or 'none'}"
+                raise ConfigError("data.text_field", f"{where}: no field {field!r}", cure)
             if not isinstance(record[field], str):
-                raise ConfigError("data.text_field", f"{where}: field {field!r} is not a string", "name a field of text")
+                problem = f"{where}: field {field!r} is not a string"
+                raise ConfigError("data.text_field", problem, "name a field of text")
             # JSON can escape half a surrogate pair, which is no Unicode text.
             yield record[field].encode("utf-8", "replace").decode("utf-8")
 
@@ -212,11 +216,12 @@ def _parquet_documents(file: pathlib.Path, column: str) -> Iterator[str]:
         with pyarrow.parquet.ParquetFile(file) as table:
             schema = table.schema_arrow
             if column not in schema.names:
-                columns = ", ".join(schema.names) or "none"
-                raise ConfigError("data.text_field", f"{file}: no column {column!r}", f"choose among its columns: {columns}")
+                cure = f"choose among its columns: {', '.join(schema.names) or 'none'}"
+                raise ConfigError("data.text_field", f"{file}: no column {column!r}", cure)
             kind = schema.field(column).type
             if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                raise ConfigError("data.text_field", f"{file}: column {column!r} holds {kind}", "name a column of strings")
+                problem = f"{file}: column {column!r} holds {kind}"
+                raise ConfigError("data.text_field", problem, "name a column of strings")
             for batch in table.iter_batches(batch_size=1024, columns=[column]):
                 yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:

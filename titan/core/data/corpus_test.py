@@ -117,19 +117,19 @@ def parquet_bytes(**columns) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b'{"text": "x"}\n{"text": }\n', "--data.path: {file}:2: not JSON (Expecting value: line 1 column 10 "
-         "(char 9)); correct or remove the line"),
+        ("a.jsonl", b'{"text": "x"}\n{"text": }\n', "--data.path: {file}:2: not JSON (Expecting value: line 1 "
+         "column 10 (char 9)); correct or remove the line"),
         ("a.jsonl", b"[1]", "--data.path: {file}:1: not a JSON object; give one object a line"),
-        ("a.jsonl", b'{"body": "x", "id": 1}', "--data.text_field: {file}:1: no field 'text'; choose among its fields: "
-         "body, id"),
+        ("a.jsonl", b'{"body": "x", "id": 1}', "--data.text_field: {file}:1: no field 'text'; choose among its "
+         "fields: body, id"),
         ("a.jsonl", b'{"text": 3}', "--data.text_field: {file}:1: field 'text' is not a string; name a field of text"),
-        ("a.parquet", parquet_bytes(body=["x"], id=[1]), "--data.text_field: {file}: no column 'text'; choose among its "
-         "columns: body, id"),
-        ("a.parquet", parquet_bytes(text=[1]), "--data.text_field: {file}: column 'text' holds int64; name a column of "
-         "strings"),
+        ("a.parquet", parquet_bytes(body=["x"], id=[1]), "--data.text_field: {file}: no column 'text'; choose among "
+         "its columns: body, id"),
+        ("a.parquet", parquet_bytes(text=[1]), "--data.text_field: {file}: column 'text' holds int64; name a column "
+         "of strings"),
         ("a.txt", b"", "--data.path: {folder} holds no text; give files with text in them"),
-        ("a.png", b"", "--data.path: the folder '{folder}' has no file that ends in .md, .py, .rst, .text, .txt, .jsonl, "
-         ".ndjson, .parquet; give another"),
+        ("a.png", b"", "--data.path: the folder '{folder}' has no file that ends in .md, .py, .rst, .text, .txt, "
+         ".jsonl, .ndjson, .parquet; give another"),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_that_says_where(data, tmp_path, name, content, message):

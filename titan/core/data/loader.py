@@ -22,11 +22,11 @@ class Loader(Iterator[dict[str, np.ndarray]]):
     """Batches of one split of the corpus: dicts of int32 arrays [batch_size / process_count, sequence_length].
 
     What the arrays mean is said at `PackedRows`. "train" goes on for ever: documents are laid in an order drawn from
-    `data.shuffle_seed`, and each epoch has the rows in another order. "validation" is one pass over the held-out documents in
-    the corpus's order, its last batch filled up with padding; every `iter()` begins a new pass.
+    `data.shuffle_seed`, and each epoch has the rows in another order. "validation" is one pass over the held-out
+    documents in the corpus's order, its last batch filled up with padding; every `iter()` begins a new pass.
 
-    Batch k is the same for any number of processes: process p has its p-th part, contiguous rows. `data.num_workers` threads
-    make batches ahead, and the state is that of the batch last returned.
+    Batch k is the same for any number of processes: process p has its p-th part, contiguous rows. `data.num_workers`
+    threads make batches ahead, and the state is that of the batch last returned.
 
     Attributes:
       num_documents: documents in the split.
@@ -82,8 +82,8 @@ class Loader(Iterator[dict[str, np.ndarray]]):
         self._batch_size = batch_size
         self._sequence_length = sequence_length
         self._part = (process_index, process_count)
-        # What the position counts: flag -> its value, or a fingerprint of what it names. Not the batch size: the position is a
-        # row, from which batches of another size can go on.
+        # What the position counts: flag -> its value, or a fingerprint of what it names. Not the batch size: the
+        # position is a row, from which batches of another size can go on.
         self._identity = {
             "data.path": corpus.fingerprint,
             "tokenizer.path": tokenizer.fingerprint,
@@ -155,7 +155,7 @@ class Loader(Iterator[dict[str, np.ndarray]]):
             part=self._part,
             sequence_length=self._sequence_length,
         )
-        # Threads and not processes: a batch is a few copies out of a memory map, cheaper than handing it between processes.
+        # Threads, not processes: a batch is a few copies out of a memory map, cheaper than to hand between processes.
         num_threads = self._data.num_workers
         read_options = grain.ReadOptions(num_threads, prefetch_buffer_size=max(num_threads, _PREFETCH_BATCHES))
         return iter(grain.MapDataset.source(source).to_iter_dataset(read_options))

@@ -190,11 +190,15 @@ def test_a_corpus_smaller_than_a_batch_repeats(small_data, small_tokenizer):
 
 def test_close_ends_the_threads_and_the_loader_can_go_on(small_data, small_tokenizer):
     expected = take(make(small_data, small_tokenizer), 4)
-    num_threads = threading.active_count()
     loader = make(small_data, small_tokenizer)
+    threads_before = set(threading.enumerate())
     batches = take(loader, 2)
+    started = set(threading.enumerate()) - threads_before
+    assert started
     loader.close()
-    assert threading.active_count() <= num_threads
+    for thread in started:
+        thread.join(timeout=30)
+        assert not thread.is_alive()
     assert_equal(batches + take(loader, 2), expected)
 
 
@@ -202,6 +206,7 @@ def test_importing_needs_none_of_the_heavy_packages():
     code = (
         "import sys; import titan.core.data.config; assert 'numpy' not in sys.modules;"
         "import titan.core.data.loader, titan.core.tokenizer;"
-        "heavy = {'grain', 'jax', 'torch', 'tokenizers', 'pyarrow', 'transformers'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'grain', 'jax', 'torch', 'tokenizers', 'pyarrow', 'transformers'} & set(sys.modules);"
+        "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -18,8 +18,8 @@ class PackedRows:
     Each row is a dict of int32 arrays [sequence_length]:
 
     - tokens: ids; 0 as padding, which only the last row has.
-    - labels: the document's next token, also where that begins the next row; IGNORED_LABEL at a document's last token, which
-      is its end of text, and at padding. So each token but a document's first is predicted once.
+    - labels: the document's next token, also where that begins the next row; IGNORED_LABEL at a document's last token,
+      which is its end of text, and at padding. So each token but a document's first is predicted once.
     - positions: 0, 1, ... from where a document begins in the row.
     - segment_ids: 1, 2, ... for the documents in the row; 0 at padding.
     """

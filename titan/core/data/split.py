@@ -6,9 +6,9 @@ import numpy as np
 def held_out(hashes: np.ndarray, fraction: float) -> np.ndarray:
     """Chooses about a fraction of the documents by their hashes alone.
 
-    A document is on the same side wherever it stands in the corpus and on every host, and equal documents are on one side, so
-    that no held-out document was trained on. Where there are two different documents, each side has at least one: the
-    smallest hash is always held out, the largest never.
+    A document is on the same side wherever it stands in the corpus and on every host, and equal documents are on one
+    side, so that no held-out document was trained on. Where there are two different documents, each side has at least
+    one: the smallest hash is always held out, the largest never.
 
     Args:
       hashes: uint64 [num_documents].
