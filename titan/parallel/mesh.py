@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+import sys
 from collections.abc import Iterator
 
 import torch.distributed as dist
@@ -82,8 +83,10 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
         raise RuntimeError("capture needs a process without a process group; destroy the running one first")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    excepthook = sys.excepthook  # init_process_group replaces it by one that marks every later traceback with the rank
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.num_devices)
     try:
         yield spec.device_mesh("cpu")
     finally:
         dist.destroy_process_group()
+        sys.excepthook = excepthook

@@ -111,19 +111,19 @@ def compile_xla(
     mesh = jax_mesh(graph.mesh, devices)
     function = lower(graph.module)
     inputs = {**graph.state, **graph.batch}
-    outputs = {**(graph.state if graph.updates_state else {}), **graph.metrics}
+    outputs = [*(graph.state.values() if graph.updates_state else ()), *graph.metrics.values()]
     if graph.mesh.axis_names:
         function = jax.shard_map(
             function,
             mesh=mesh,
             in_specs=tuple(partition_spec(layout, graph.mesh) for layout in inputs.values()),
-            out_specs=tuple(partition_spec(layout, graph.mesh) for layout in outputs.values()),
+            out_specs=tuple(partition_spec(layout, graph.mesh) for layout in outputs),
             # Replication is the SPMD check's business; JAX cannot infer it through a hand-written reduction.
             check_vma=False,
         )
     jitted = jax.jit(
         function,
-        out_shardings=tuple(sharding(layout, graph.mesh, mesh) for layout in outputs.values()),
+        out_shardings=tuple(sharding(layout, graph.mesh, mesh) for layout in outputs),
         donate_argnums=tuple(range(len(graph.state))) if graph.updates_state else (),
         compiler_options=dict(compiler_options or {}),
     )
