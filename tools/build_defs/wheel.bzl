@@ -62,6 +62,11 @@ _sources_aspect = aspect(
 def _is_within(package, room):
     return package == room or package.startswith(room + "/")
 
+def _path_in_repository(file):
+    if file.short_path.startswith("../"):
+        return "/".join(file.short_path.split("/")[2:])
+    return file.short_path
+
 def _wheel_impl(ctx):
     room = ctx.label.package
     rooms = {}
@@ -99,7 +104,7 @@ def _wheel_impl(ctx):
     args.add_all(sorted(requirements.keys()), before_each = "--requires")
     for file in files:
         args.add("--file")
-        args.add(file.short_path)
+        args.add(_path_in_repository(file))
         args.add(file)
     ctx.actions.run(
         executable = ctx.executable._writer,

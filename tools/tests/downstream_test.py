@@ -30,12 +30,11 @@ local_path_override(module_name = "titan", path = "{titan}")
 
 register_toolchains("@titan//third_party/pypi:toolchain")
 """,
-    # rules_python's own rules need the flag on Bazel 4; titan's macros see to it themselves.
     ".bazelrc": """\
 startup --host_jvm_args=-Xmx512m
 build --nosandbox_debug
-build --incompatible_default_to_explicit_init_py
 """,
+    # Bazel 4 would make a titan/__init__.py of its own; titan's macros see to it themselves.
     "app/BUILD.bazel": """\
 load("@rules_python//python:defs.bzl", "py_test")
 load("@titan//tools/build_defs:python.bzl", "titan_test")
@@ -43,6 +42,7 @@ load("@titan//tools/build_defs:python.bzl", "titan_test")
 py_test(
     name = "plain_test",
     srcs = ["plain_test.py"],
+    legacy_create_init = 0,
     deps = ["@titan//titan/parallel:simple_fsdp"],
 )
 
