@@ -48,13 +48,12 @@ def open_token_store(corpus: Corpus, tokenizer: Tokenizer, cache_folder: str) ->
     key = hashlib.blake2b(repr((1, corpus.fingerprint, tokenizer.fingerprint)).encode(), digest_size=16).hexdigest()
     root = pathlib.Path(cache_folder).expanduser()
     folder = root / f"tokens-{key}"
-    try:
-        return TokenStore(folder)
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, TypeError, EOFError) as error:
-        logging.warning("%s is damaged (%s); tokenising the corpus again.", folder, error)
-        shutil.rmtree(folder)
+    if folder.exists():
+        try:
+            return TokenStore(folder)
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            logging.warning("%s is damaged (%s); tokenising the corpus again.", folder, error)
+            shutil.rmtree(folder)
     logging.info("Tokenising %s, kept in %s.", corpus.description, folder)
     root.mkdir(parents=True, exist_ok=True)
     temporary = pathlib.Path(tempfile.mkdtemp(dir=root, prefix=".tokens-"))

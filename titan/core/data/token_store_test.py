@@ -36,6 +36,8 @@ def test_second_opening_tokenises_nothing_and_a_damaged_store_is_made_again(
     with (folder / "tokens.bin").open("r+b") as file:
         file.truncate(100)
     assert np.array_equal(open_token_store(Corpus(small_data), small_tokenizer, str(tmp_path)).tokens, tokens)
+    (folder / "hashes.npy").unlink()
+    assert np.array_equal(open_token_store(Corpus(small_data), small_tokenizer, str(tmp_path)).tokens, tokens)
     (folder / "offsets.npy").write_bytes(b"")
     assert np.array_equal(open_token_store(Corpus(small_data), small_tokenizer, str(tmp_path)).tokens, tokens)
     assert list(tmp_path.iterdir()) == [folder]
