@@ -1,0 +1,342 @@
+"""Checkpoints of a run: written in the background by Orbax, verified by a digest per array when read back."""
+
+import dataclasses
+import json
+import os
+import zlib
+from typing import Any
+
+from absl import logging
+
+from titan.core.array_digest import array_digest
+from titan.core.config.tree import option
+from titan.core.config.validate import ConfigError, check_writable_folder
+
+_SET_ASIDE = "set_aside"  # subfolder for checkpoints that are damaged or of a course the run has left
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+    """Where a run keeps its state, how often it saves it, and whether it begins from it."""
+
+    folder: str = option("", "The run's folder. Empty: ~/.cache/titan/runs/ and the run's name.")
+    interval: int = option(50, "Steps between checkpoints.", minimum=1)
+    keep: int = option(3, "How many of the newest checkpoints are kept.", minimum=1)
+    asynchronous: bool = option(True, "Write in the background; a step then waits for the copy to the host only.")
+    resume: bool = option(True, "Begin from the newest intact checkpoint in the folder, if there is one.")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a folder that cannot be written."""
+        if self.interval < 1:
+            raise ConfigError("checkpoint.interval", f"{self.interval} is no interval", "give at least 1")
+        if self.keep < 1:
+            raise ConfigError("checkpoint.keep", f"{self.keep} would keep no checkpoint", "give at least 1")
+        if self.folder:
+            check_writable_folder("checkpoint.folder", self.folder)
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written, or none could be read; `str()` is one line with the path and the cure."""
+
+
+class Checkpointer:
+    """Saves and restores (arrays, host values) as numbered folders `FOLDER/STEP`.
+
+    A checkpoint appears under its number by one rename, when all of it is written: a process killed at any moment leaves
+    the finished ones as they are, and a temporary folder that the next `Checkpointer` removes.
+
+    Each array's digest, shape and dtype are recorded beside the host values, which carry a CRC of their own. Restoring
+    computes the digests anew from the arrays on the devices, so that damage anywhere between the two device memories
+    is found. The digest (see `array_digest`) does not depend on the sharding, and costs one pass over the state's memory.
+
+    In a run of several processes every process makes the same calls; only one per folder at a time may save.
+    """
+
+    def __init__(self, config: CheckpointConfig, folder: str):
+        """Opens `folder`, makes it if it is missing, and removes what killed saves left in it.
+
+        Args:
+          config: the section `checkpoint`; its `folder` is not read here.
+          folder: the folder that holds the numbered checkpoints.
+        """
+        import orbax.checkpoint as ocp
+
+        _quiet_orbax()
+        self.folder = os.path.abspath(os.path.expanduser(folder))
+        self._interval = config.interval
+        self._asynchronous = config.asynchronous
+        self._own: set[int] = set()  # steps restored or saved here
+        self._restored_step = -1
+        self._is_set_aside_checked = False
+        self._ocp = ocp
+        self._manager = ocp.CheckpointManager(
+            self.folder,
+            options=ocp.CheckpointManagerOptions(
+                # `save` below decides when; Orbax's default policies would ask for a coordination service.
+                save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(1),
+                preservation_policy=ocp.checkpoint_managers.LatestN(config.keep),
+                cleanup_tmp_directories=True,
+                save_root_metadata=False,
+                lightweight_initialize=True,  # a damaged step must not keep the folder from opening
+            ),
+        )
+
+    def steps(self) -> list[int]:
+        """Steps of the finished checkpoints on disk, ascending; whether they are intact shows on `restore`."""
+        return sorted(self._ocp.utils.checkpoint_steps(self.folder))
+
+    def latest_step(self) -> int | None:
+        """The newest of `steps()`, or None."""
+        return max(self.steps(), default=None)
+
+    def due(self, step: int) -> bool:
+        """Whether the interval asks for a checkpoint after `step`."""
+        return step > 0 and step % self._interval == 0
+
+    def save(self, step: int, arrays: Any, host: dict[str, Any], *, force: bool = False) -> bool:
+        """Saves a checkpoint if one is due (or `force`) and `step` is not saved yet.
+
+        Returns as soon as the arrays are copied to host memory, after which they may be donated; writing goes on in
+        the background. A save that still runs is waited for first, so at most one copy of the state is held.
+        Checkpoints newer than what this run was restored from (damaged, or of a run that did not resume) are moved to
+        `FOLDER/set_aside` first, so that they neither take this run's places nor are ever restored in its stead.
+
+        Args:
+          step: number of steps done.
+          arrays: nested dict with jax.Array leaves of any sharding.
+          host: values that JSON can hold.
+          force: save although none is due, e.g. on SIGTERM; follow it by `wait()`.
+
+        Returns:
+          Whether a save was begun.
+
+        Raises:
+          CheckpointError: the save before this one, or this one, failed.
+        """
+        if not (force or self.due(step)) or step in self._own:
+            return False
+        import jax
+
+        self.wait()
+        self._set_aside_strangers()
+        text = json.dumps({"host": host, "arrays": _describe(arrays)})
+        arrays = jax.tree.map(_detach, arrays)
+        try:
+            self._manager.save(
+                step,
+                args=self._ocp.args.Composite(
+                    arrays=self._ocp.args.StandardSave(arrays),
+                    host=self._ocp.args.JsonSave({"text": text, "crc32": zlib.crc32(text.encode())}),
+                ),
+                force=True,
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise self._save_error(error) from error
+        self._own.add(step)
+        if not self._asynchronous:
+            self.wait()
+        return True
+
+    def wait(self) -> None:
+        """Waits until the save in progress, if any, is finished on disk. Raises CheckpointError if it failed."""
+        try:
+            self._manager.wait_until_finished()
+        except Exception as error:  # whatever the background thread met: a full disk, a lost mount
+            raise self._save_error(error) from error
+
+    def restore(self, abstract_arrays: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]] | None:
+        """Reads the newest intact checkpoint, onto whatever devices and shardings are asked for.
+
+        A damaged one is named in a warning, and the one before it is used.
+
+        Args:
+          abstract_arrays: tree of jax.ShapeDtypeStruct with shardings (none: the first device), in the structure,
+            shapes and dtypes that were saved.
+          step: read this checkpoint and no other.
+
+        Returns:
+          (step, arrays, host), or None when the folder holds no checkpoint at all.
+
+        Raises:
+          CheckpointError: there are checkpoints, none of them is intact; or `step` is missing or damaged.
+          ValueError: the checkpoint is of another model: names the array that differs.
+        """
+        self.wait()
+        candidates = self.steps()[::-1] if step is None else [step]
+        for candidate in candidates:
+            path = os.path.join(self.folder, str(candidate))
+            try:
+                arrays, host = self._read(candidate, path, abstract_arrays)
+            except _Damaged as damage:
+                logging.warning("checkpoint %s is damaged and not used: %s", path, damage)
+                continue
+            self._restored_step = candidate
+            self._own = {candidate}
+            self._is_set_aside_checked = False
+            return candidate, arrays, host
+        if not candidates:
+            return None
+        if step is not None:
+            raise CheckpointError(f"checkpoint {self.folder}/{step} is missing or damaged; choose out of {self.steps()}")
+        raise CheckpointError(
+            f"none of the {len(candidates)} checkpoints in {self.folder} is intact; restore the folder from a copy, "
+            "or begin anew with --checkpoint.resume=false or another --checkpoint.folder"
+        )
+
+    def close(self) -> None:
+        """Waits for the save in progress and frees the background threads."""
+        self.wait()
+        self._manager.close()
+
+    def _read(self, step: int, path: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
+        """One checkpoint's arrays and host values. Raises _Damaged, or ValueError for arrays of another model."""
+        args = self._ocp.args
+        with _damage_on_all_processes():
+            saved = self._manager.restore(step, args=args.Composite(host=args.JsonRestore())).host
+            if zlib.crc32(saved["text"].encode()) != saved["crc32"]:
+                raise ValueError("host/metadata does not match its CRC")
+            record = json.loads(saved["text"])
+        _check_same_model(path, record["arrays"], abstract_arrays)
+        with _damage_on_all_processes():
+            restore_args = args.Composite(arrays=args.StandardRestore(_with_shardings(abstract_arrays)))
+            arrays = self._manager.restore(step, args=restore_args).arrays
+        # The digests are global values: all processes see the same ones and so agree without asking.
+        read = _describe(arrays)
+        wrong = [name for name, entry in record["arrays"].items() if read[name]["digest"] != entry["digest"]]
+        if wrong:
+            raise _Damaged(f"{len(wrong)} of {len(read)} arrays do not match their digest, the first is {wrong[0]}")
+        return arrays, record["host"]
+
+    def _set_aside_strangers(self) -> None:
+        """Moves checkpoints newer than the restored one, and not saved here, out of the numbered sequence."""
+        if self._is_set_aside_checked:
+            return
+        import jax
+
+        self._is_set_aside_checked = True
+        strangers = [step for step in self.steps() if step > self._restored_step and step not in self._own]
+        if not strangers:
+            return
+        if jax.process_index() == 0:
+            os.makedirs(os.path.join(self.folder, _SET_ASIDE), exist_ok=True)
+            for step in strangers:
+                target = os.path.join(self.folder, _SET_ASIDE, str(step))
+                num_before = 0
+                while os.path.exists(target):
+                    num_before += 1
+                    target = os.path.join(self.folder, _SET_ASIDE, f"{step}.{num_before}")
+                os.rename(os.path.join(self.folder, str(step)), target)
+                logging.warning("checkpoint %s/%d is not of this run's course: moved to %s", self.folder, step, target)
+        self._ocp.utils.sync_global_processes("titan_checkpoint_set_aside")
+        self._manager.reload()
+
+    def _save_error(self, error: Exception) -> CheckpointError:
+        reason = " ".join(str(error).split())[:500]
+        return CheckpointError(
+            f"saving a checkpoint in {self.folder} failed: {type(error).__name__}: {reason}; "
+            "check the disk's free space and permissions"
+        )
+
+    def __enter__(self) -> "Checkpointer":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class _Damaged(Exception):
+    """A checkpoint whose bytes are missing or wrong."""
+
+
+class _damage_on_all_processes:  # noqa: N801 (a context manager)
+    """Turns any error of reading into _Damaged, on every process of the run if on one, so that all go on together."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
+        import jax
+
+        # Running out of memory or a lost device says nothing about the files.
+        if isinstance(error, jax.errors.JaxRuntimeError) or (error is not None and not isinstance(error, Exception)):
+            return
+        if jax.process_count() > 1:
+            from jax.experimental import multihost_utils
+            import numpy as np
+
+            num_failed = int(np.sum(multihost_utils.process_allgather(np.int32(error is not None))))
+        else:
+            num_failed = int(error is not None)
+        if num_failed:
+            reason = " ".join(f"{kind.__name__}: {error}".split())[:300] if error else "another process cannot read it"
+            raise _Damaged(reason) from error
+
+
+def _leaves(tree: Any) -> dict[str, Any]:
+    """Leaf by path, e.g. "['params']['embed.weight']"."""
+    import jax
+
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _describe(arrays: Any) -> dict[str, dict[str, Any]]:
+    """Shape, dtype and digest of every array by path."""
+    import jax
+
+    leaves = _leaves(arrays)
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, jax.Array):
+            raise TypeError(f"checkpoint leaf {name} is a {type(leaf).__name__}, not a jax.Array; save it among `host`")
+    digests = jax.device_get({name: array_digest(leaf) for name, leaf in leaves.items()})
+    return {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype), "digest": f"{int(digests[name]):08x}"}
+        for name, leaf in leaves.items()
+    }
+
+
+def _check_same_model(path: str, saved: dict[str, dict[str, Any]], abstract_arrays: Any) -> None:
+    """Raises ValueError unless names, shapes and dtypes are the saved ones."""
+    asked = {
+        name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in _leaves(abstract_arrays).items()
+    }
+    cure = "run with the configuration it was saved with (beside the checkpoints), or with another --checkpoint.folder"
+    for name in sorted(saved.keys() | asked.keys()):
+        if name not in asked:
+            raise ValueError(f"checkpoint {path} has an array {name} that this run does not have; {cure}")
+        if name not in saved:
+            raise ValueError(f"checkpoint {path} lacks the array {name} of this run; {cure}")
+        was, now = ("{dtype}{shape}".format(**entry) for entry in (saved[name], asked[name]))
+        if was != now:
+            raise ValueError(f"checkpoint {path} has {name} as {was}, this run as {now}; {cure}")
+
+
+def _with_shardings(abstract_arrays: Any) -> Any:
+    import jax
+
+    single = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding or single), abstract_arrays
+    )
+
+
+def _detach(array: Any) -> Any:
+    """What is safe to read after the caller donates `array`.
+
+    Orbax copies device memory to the host before it returns. On CPU devices that copy would be a view of the very
+    buffer that the next step overwrites, so there it is made here.
+    """
+    import jax.numpy as jnp
+
+    is_host_memory = next(iter(array.sharding.device_set)).platform == "cpu"
+    return jnp.copy(array) if is_host_memory else array
+
+
+def _quiet_orbax() -> None:
+    """Drops Orbax's messages below warnings; it logs dozens of lines for every save through absl's one logger."""
+    logger = logging.get_absl_logger()
+    if _keep_log_record not in logger.filters:
+        logger.addFilter(_keep_log_record)
+
+
+def _keep_log_record(record: Any) -> bool:
+    return record.levelno >= logging.converter.STANDARD_WARNING or f"{os.sep}orbax{os.sep}" not in record.pathname

@@ -1,0 +1,94 @@
+"""TPU hardware table, and the matmul speed of the machine at hand where no table speaks for it."""
+
+import dataclasses
+import time
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """One TPU generation, as its vendor states it. A chip may show itself to JAX as several devices.
+
+    Attributes:
+      peak_bf16_flops: dense bfloat16 FLOP/s of one chip.
+      hbm_bytes: memory of one chip in bytes, the stated GB read as 10**9, the smaller reading.
+      devices_per_chip: JAX devices that one chip presents.
+      device_kinds: values of `jax.Device.device_kind` that mean this generation.
+    """
+
+    peak_bf16_flops: float
+    hbm_bytes: int
+    devices_per_chip: int
+    device_kinds: tuple[str, ...]
+
+    @property
+    def peak_bf16_flops_per_device(self) -> float:
+        """Dense bfloat16 FLOP/s of one JAX device."""
+        return self.peak_bf16_flops / self.devices_per_chip
+
+    @property
+    def hbm_bytes_per_device(self) -> int:
+        """Memory of one JAX device in bytes."""
+        return self.hbm_bytes // self.devices_per_chip
+
+
+HARDWARE = {
+    "v5e": Hardware(197e12, 16 * 10**9, 1, ("TPU v5 lite", "TPU v5e")),
+    "v5p": Hardware(459e12, 95 * 10**9, 1, ("TPU v5", "TPU v5p")),
+    "v6e": Hardware(918e12, 32 * 10**9, 1, ("TPU v6 lite", "TPU v6e")),
+    "tpu7x": Hardware(2307e12, 192 * 10**9, 2, ("TPU7x", "TPU v7x", "TPU v7")),
+}
+"""The TPU generations titan knows, by the name that topologies use (`v6e:2x4`)."""
+
+_BY_DEVICE_KIND = {kind.lower(): hardware for hardware in HARDWARE.values() for kind in hardware.device_kinds}
+
+
+def find_hardware(device_kind: str) -> Hardware | None:
+    """The table's entry for a `jax.Device.device_kind` or a topology's name ("v6e"), or None when the table has none."""
+    return HARDWARE.get(device_kind.lower()) or _BY_DEVICE_KIND.get(device_kind.lower())
+
+
+def peak_flops(device_kind: str) -> float | None:
+    """Peak dense bfloat16 FLOP/s of one chip of this kind, or None when the table has none."""
+    hardware = find_hardware(device_kind)
+    return hardware.peak_bf16_flops if hardware else None
+
+
+def num_chips(num_devices: int, device_kind: str) -> int:
+    """Chips behind `num_devices` JAX devices; a device the table does not know counts as a chip."""
+    hardware = find_hardware(device_kind)
+    return -(-num_devices // hardware.devices_per_chip) if hardware else num_devices
+
+
+def measured_matmul_peak(num_devices: int = 0, *, dtype: str = "float32", budget_seconds: float = 0.3) -> float:
+    """FLOP/s that all devices of this process reach together in square matmuls, the best of several timed calls.
+
+    It stands in for the table on machines the table has no entry for, above all CPUs, where virtual devices share
+    the cores. It is a measurement: it varies by some per cent, and with what else the machine does.
+
+    Args:
+      num_devices: how many local devices multiply at once; 0 takes all.
+      dtype: of the operands, as jax.numpy spells it.
+      budget_seconds: wall time for the timed calls; compilation comes on top (about 0.1 s on a CPU).
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    devices = jax.local_devices()[: num_devices or None]
+    if num_devices > len(devices):
+        raise ValueError(f"measured_matmul_peak: asked for {num_devices} devices, this process has {len(devices)}")
+    dim = 1024 if devices[0].platform == "cpu" else 8192
+    mesh = jax.sharding.Mesh(np.array(devices), ("device",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("device"))
+    make = jax.jit(lambda: jnp.full((len(devices), dim, dim), 1 / dim, dtype), out_shardings=sharding)
+    multiply = jax.jit(lambda a_BMM: jnp.matmul(a_BMM, a_BMM), out_shardings=sharding)
+
+    operand = make()
+    multiply(operand).block_until_ready()  # compiles, and wakes the thread pool
+    best_seconds = float("inf")
+    deadline = time.perf_counter() + budget_seconds
+    while time.perf_counter() < deadline or best_seconds == float("inf"):
+        start = time.perf_counter()
+        multiply(operand).block_until_ready()
+        best_seconds = min(best_seconds, time.perf_counter() - start)
+    return 2.0 * len(devices) * dim**3 / best_seconds
