@@ -51,10 +51,14 @@ def _scores(
     return scores_BKGTS
 
 
+def _logsumexp(scores_BKGTS: jax.Array) -> jax.Array:  # noqa: N803
+    """Over the keys; 0 for a query that may look at no key, which makes its probabilities exp(-inf - 0) = 0."""
+    logsumexp_BKGT = jax.nn.logsumexp(scores_BKGTS, axis=-1)  # noqa: N806
+    return jnp.where(logsumexp_BKGT == -jnp.inf, 0.0, logsumexp_BKGT)
+
+
 def _probabilities(scores_BKGTS: jax.Array, logsumexp_BKGT: jax.Array) -> jax.Array:  # noqa: N803
-    # A query that may look at no key has the logsumexp -inf and the probabilities 0.
-    finite = jnp.where(logsumexp_BKGT == -jnp.inf, 0.0, logsumexp_BKGT)
-    return jnp.exp(scores_BKGTS - finite[..., None])
+    return jnp.exp(scores_BKGTS - logsumexp_BKGT[..., None])
 
 
 def _check_dropout(dropout_p: float) -> None:
@@ -77,7 +81,7 @@ def _flash_attention(
     _check_dropout(dropout_p)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores_BKGTS = _scores(ctx, _grouped(query, key.shape[1]), key, is_causal, attn_mask, scale)  # noqa: N806
-    logsumexp_BKGT = jax.nn.logsumexp(scores_BKGTS, axis=-1)  # noqa: N806
+    logsumexp_BKGT = _logsumexp(scores_BKGTS)  # noqa: N806
     probabilities = _probabilities(scores_BKGTS, logsumexp_BKGT)
     out = _einsum(ctx, "bkgts,bksd->bkgtd", cast(probabilities, value.dtype), value)
     return out.reshape(query.shape[:3] + value.shape[-1:]), logsumexp_BKGT.reshape(query.shape[:3])

@@ -187,13 +187,13 @@ def _iota(ctx: LoweringContext, length: int, *, start: int, step: int, dtype, de
 def _linspace(
     ctx: LoweringContext, start: Scalar, end: Scalar, steps: int, *, dtype=None, layout=None, device=None, pin_memory=None
 ) -> jax.Array:
-    # From both ends, as torch does: exact at each.
-    step = (end - start) / (steps - 1) if steps > 1 else 0.0
     if kind(ctx.dtype) == "int":
-        step = float(step)
+        start, end = int(start), int(end)
+    # From both ends, as torch does: exact at each. A constant of the program, so it is made here.
     index = np.arange(steps)
-    values = np.where(index < steps // 2, start + index * step, end - (steps - 1 - index) * step) if steps > 1 else np.full(steps, start)
-    return jnp.asarray(values.astype(np.float32 if kind(ctx.dtype) == "float" else np.int32)).astype(ctx.dtype)
+    step = (end - start) / max(steps - 1, 1)
+    values = np.where(index <= (steps - 1) // 2, start + index * step, end - (steps - 1 - index) * step)
+    return jnp.asarray(values.astype(np.int32 if kind(ctx.dtype) == "int" else np.float32))
 
 
 @lowering("aten.eye.default", "aten.eye.m")

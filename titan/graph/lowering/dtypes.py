@@ -84,7 +84,8 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
         limits = np.iinfo(dtype)
         if values.min() < limits.min or values.max() > limits.max:
             raise OverflowError(f"a {tensor.dtype} tensor holds values beyond {dtype}, which JAX uses in its place")
-    return values.astype(dtype)
+    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite, as in torch
+        return values.astype(dtype)
 
 
 def cast(value: jax.Array | Scalar, dtype: np.dtype) -> jax.Array | np.generic:

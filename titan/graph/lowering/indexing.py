@@ -48,7 +48,7 @@ def _embedding_dense_backward(
 
 
 
-@lowering("aten.slice.Tensor", "aten.slice_copy.Tensor")
+@lowering("aten.slice.Tensor")
 def _slice_tensor(
     ctx: LoweringContext, self: jax.Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> jax.Array:
@@ -89,7 +89,7 @@ def _slice_backward(
     return lax.pad(grad_output, grad_output.dtype.type(0), config)
 
 
-@lowering("aten.select.int", "aten.select_copy.int")
+@lowering("aten.select.int")
 def _select(ctx: LoweringContext, self: jax.Array, dim: int, index: int) -> jax.Array:
     return lax.index_in_dim(self, index, axis=dim, keepdims=False)
 
@@ -109,10 +109,10 @@ def _select_backward(ctx: LoweringContext, grad_output: jax.Array, input_sizes: 
     return lax.pad(jnp.expand_dims(grad_output, dim), grad_output.dtype.type(0), config)
 
 
-@lowering("aten.narrow.default", "aten.narrow_copy.default")
+@lowering("aten.narrow_copy.default")
 def _narrow(ctx: LoweringContext, self: jax.Array, dim: int, start: int, length: int) -> jax.Array:
-    start %= max(self.shape[dim], 1) if start < 0 else start + 1
-    return lax.slice_in_dim(self, start, start + length, axis=dim % self.ndim)
+    first = start + self.shape[dim] if start < 0 else start
+    return lax.slice_in_dim(self, first, first + length, axis=dim % self.ndim)
 
 
 @lowering("aten.unfold.default", "aten.unfold_copy.default")
@@ -155,6 +155,11 @@ def _scattered(self: jax.Array, dim: int, index: jax.Array, src: jax.Array | Sca
         return flat.reshape(self.shape)
     if index.size == 0:
         return self
+    if self.dtype == np.bool_ and method != "set":
+        # XLA has no bool scatter with a combiner: in integers, where a sum or a product is true if it is not 0.
+        src = src.astype(np.int32) if isinstance(src, jax.Array) else int(src)
+        method = {"add": "max", "multiply": "min"}.get(method, method)
+        return _scattered(self.astype(np.int32), dim, index, src, method).astype(np.bool_)
     dim %= self.ndim
     if isinstance(src, jax.Array):
         src = lax.slice(src, [0] * src.ndim, index.shape)
@@ -235,12 +240,11 @@ def _at_dim(x: jax.Array, dim: int, index: jax.Array) -> tuple[slice | jax.Array
 def _index_add(
     ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Array, source: jax.Array, *, alpha: Scalar = 1
 ) -> jax.Array:
-    x = cast(self, ctx.compute_dtype)
+    x = self.astype(np.int32) if self.dtype == np.bool_ else cast(self, ctx.compute_dtype)
     source = cast(source, x.dtype)
     source = source if alpha == 1 else source * cast(alpha, x.dtype)
-    if x.ndim == 0:
-        return x + jnp.sum(source)
-    return x.at[_at_dim(x, dim, index)].add(source)
+    result = x + jnp.sum(source) if x.ndim == 0 else x.at[_at_dim(x, dim, index)].add(source)
+    return result.astype(np.bool_) if self.dtype == np.bool_ else result
 
 
 @lowering("aten.index_copy.default")
@@ -285,9 +289,13 @@ def _index_put(ctx: LoweringContext, self: jax.Array, indices: Indices, values: 
         value = values.reshape(())
         return jnp.where(mask, self + value if accumulate else value, self)
     _check_no_mask(indices)
-    target = cast(self, compute_dtype(self.dtype)) if accumulate else self
-    at = target.at[_numpy_index(indices)]
-    return at.add(cast(values, target.dtype)) if accumulate else at.set(values)
+    where = _numpy_index(indices)
+    if not accumulate:
+        return self.at[where].set(values)
+    if self.dtype == np.bool_:
+        return self.astype(np.int32).at[where].max(values.astype(np.int32)).astype(np.bool_)
+    target = cast(self, compute_dtype(self.dtype))
+    return target.at[where].add(cast(values, target.dtype))
 
 
 @lowering("aten.take.default")
@@ -298,17 +306,16 @@ def _take(ctx: LoweringContext, self: jax.Array, index: jax.Array) -> jax.Array:
 @lowering("aten.masked_scatter.default")
 def _masked_scatter(ctx: LoweringContext, self: jax.Array, mask: jax.Array, source: jax.Array) -> jax.Array:
     # The k-th chosen element takes the k-th element of the source.
-    mask = jnp.broadcast_to(mask, self.shape).reshape(-1)
+    x = jnp.broadcast_to(self, ctx.shape).reshape(-1)
+    mask = jnp.broadcast_to(mask, ctx.shape).reshape(-1)
     order = jnp.cumsum(mask.astype(np.int32)) - 1
-    chosen = source.reshape(-1)[jnp.maximum(order, 0)] if source.size else self.reshape(-1)
-    return jnp.where(mask, chosen, self.reshape(-1)).reshape(self.shape)
+    chosen = source.reshape(-1)[jnp.maximum(order, 0)] if source.size else x
+    return jnp.where(mask, chosen, x).reshape(ctx.shape)
 
 
 def _sort_indices(x: jax.Array, dim: int, descending: bool) -> jax.Array:
-    if not descending:
-        return jnp.argsort(x, axis=dim, stable=True)
-    # A stable descending sort: NaN counts as the largest, and equal elements keep their order.
-    return jnp.argsort(x, axis=dim, stable=True, descending=True)
+    # NaN counts as the largest, and equal elements keep their order in both directions.
+    return jnp.argsort(x, axis=dim, stable=True, descending=descending)
 
 
 def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Array]:
@@ -368,6 +375,8 @@ def _searchsorted(
 ) -> jax.Array:
     if sorter is not None:
         sorted_sequence = jnp.take_along_axis(sorted_sequence, sorter, axis=-1)
+    if 0 in ctx.shape or not sorted_sequence.size:
+        return jnp.zeros(ctx.shape, ctx.dtype)
     side = side or ("right" if right else "left")
     if sorted_sequence.ndim == 1:
         return jnp.searchsorted(sorted_sequence, self, side=side)
@@ -381,8 +390,3 @@ def _bucketize(
     ctx: LoweringContext, self: jax.Array, boundaries: jax.Array, *, out_int32: bool = False, right: bool = False
 ) -> jax.Array:
     return jnp.searchsorted(boundaries, self, side="right" if right else "left")
-
-
-@lowering("aten.one_hot.default")
-def _one_hot(ctx: LoweringContext, self: jax.Array, num_classes: int = -1) -> jax.Array:
-    return jax.nn.one_hot(self, ctx.shape[-1], dtype=np.int32)

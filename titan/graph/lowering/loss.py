@@ -41,7 +41,7 @@ def _nll_loss_forward(
     chosen = jnp.take_along_axis(x, index, axis=dim, mode="fill", fill_value=np.nan)
     losses = jnp.where(weights == 0, 0.0, -weights * jnp.squeeze(chosen, dim))
     if reduction == _NONE:
-        return losses, jnp.zeros((), x.dtype)
+        return losses, jnp.sum(weights) if x.ndim == 1 else jnp.zeros((), x.dtype)
     total_weight = jnp.sum(weights)
     total = jnp.sum(losses)
     return (total / total_weight if reduction == _MEAN else total), total_weight

@@ -96,45 +96,6 @@ def _normalized_backward(grad: jax.Array, normalized: jax.Array, rstd: jax.Array
     return (grad - mean_grad - normalized * mean_product) * rstd
 
 
-@lowering("aten._fused_rms_norm.default")
-def _rms_norm(
-    ctx: LoweringContext,
-    input: jax.Array,  # noqa: A002
-    normalized_shape: Sequence[int],
-    weight: jax.Array | None,
-    eps: float | None,
-) -> tuple[jax.Array, jax.Array]:
-    x = _wide(input)
-    if eps is None:
-        eps = float(jnp.finfo(x.dtype).eps)
-    dims = _trailing(x, normalized_shape)
-    rstd = lax.rsqrt(jnp.mean(jnp.square(x), axis=dims, keepdims=True) + eps)
-    y = x * rstd
-    return (y if weight is None else y * _wide(weight)), rstd
-
-
-@lowering("aten._fused_rms_norm_backward.default")
-def _rms_norm_backward(
-    ctx: LoweringContext,
-    grad_out: jax.Array,
-    input: jax.Array,  # noqa: A002
-    normalized_shape: Sequence[int],
-    rstd: jax.Array,
-    weight: jax.Array | None,
-    output_mask: Sequence[bool],
-) -> tuple[jax.Array | None, jax.Array | None]:
-    grad, rstd = _wide(grad_out), _wide(rstd)
-    dims = _trailing(input, normalized_shape)
-    normalized = _wide(input) * rstd
-    grad_input = grad_weight = None
-    if output_mask[0]:
-        scaled = grad if weight is None else grad * _wide(weight)
-        grad_input = (scaled - normalized * jnp.mean(scaled * normalized, axis=dims, keepdims=True)) * rstd
-    if output_mask[1]:
-        grad_weight = jnp.sum(grad * normalized, axis=tuple(range(input.ndim - len(dims))))
-    return grad_input, grad_weight
-
-
 def _grouped(x: jax.Array, N: int, C: int, HxW: int, group: int) -> jax.Array:  # noqa: N803 (names of the schema)
     return x.reshape(N, group, C // group, HxW)
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from titan.graph.lowering.dtypes import Scalar, cast, compute_dtype, is_exact, promote, result_dtype
+from titan.graph.lowering.dtypes import Scalar, cast, is_exact, promote
 from titan.graph.lowering.table import LoweringContext, lowering
 
 Operand = jax.Array | Scalar
@@ -22,6 +23,11 @@ def _float_unary(name: str, function: Callable[[jax.Array], jax.Array]) -> None:
     @lowering(name)
     def lower_unary(ctx: LoweringContext, self: jax.Array) -> jax.Array:
         return function(cast(self, ctx.compute_dtype))
+
+
+def _digamma(x: jax.Array) -> jax.Array:
+    # At the pole torch takes the limit from the side of the zero's sign.
+    return jnp.where(x == 0, -jnp.copysign(x.dtype.type(np.inf), x), jax.scipy.special.digamma(x))
 
 
 for _name, _function in {
@@ -34,7 +40,7 @@ for _name, _function in {
     "cos": jnp.cos,
     "cosh": jnp.cosh,
     "deg2rad": lambda x: x * x.dtype.type(math.pi / 180),
-    "digamma": jax.scipy.special.digamma,
+    "digamma": _digamma,
     "erf": lax.erf,
     "erfc": lax.erfc,
     "erfinv": lax.erf_inv,
@@ -70,6 +76,13 @@ def _unless_integer(function: Callable[[jax.Array], jax.Array]) -> Callable[[jax
     return lambda x: function(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
+def _sign(x: jax.Array) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        return x
+    zero = x.dtype.type(0)
+    return (x > zero).astype(x.dtype) - (x < zero).astype(x.dtype)  # 0 for NaN, unlike jnp.sign
+
+
 for _name, _function in {
     "abs": jnp.abs,
     "bitwise_not": jnp.bitwise_not,
@@ -82,12 +95,10 @@ for _name, _function in {
     "isposinf": jnp.isposinf,
     "logical_not": jnp.logical_not,
     "neg": jnp.negative,
-    "positive": lambda x: x,
     "round": _unless_integer(jnp.round),
-    "sgn": lambda x: x if x.dtype == jnp.bool_ else jnp.sign(x),
-    "sign": lambda x: x if x.dtype == jnp.bool_ else jnp.sign(x),
+    "sgn": _sign,
+    "sign": _sign,
     "signbit": lambda x: jnp.signbit(x) if jnp.issubdtype(x.dtype, jnp.floating) else x < x.dtype.type(0),
-    "square": jnp.square,
     "trunc": _unless_integer(jnp.trunc),
 }.items():
     _same_dtype_unary(f"aten.{_name}.default", _function)
@@ -158,21 +169,24 @@ def _div_mode(ctx: LoweringContext, self: Operand, other: Operand, *, rounding_m
     x, y = cast(self, ctx.compute_dtype), cast(other, ctx.compute_dtype)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return lax.div(*jnp.broadcast_arrays(x, y))
-    return jnp.trunc(x / y)
+    quotient, remainder = _exact_division(x, y)
+    return jnp.where(jnp.isnan(remainder), jnp.trunc(x / y), quotient)
 
 
-@lowering("aten.floor_divide.default", "aten.floor_divide.Scalar")
+@lowering("aten.floor_divide.default")
 def _floor_divide(ctx: LoweringContext, self: Operand, other: Operand) -> jax.Array:
     x, y = cast(self, ctx.compute_dtype), cast(other, ctx.compute_dtype)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.floor_divide(x, y)
-    # As Python divides: the remainder is exact, so the quotient is not one too large when x / y rounds up to an integer.
+    quotient, remainder = _exact_division(x, y)
+    signs_differ = (remainder != 0) & ((remainder < 0) != (y < 0))
+    return jnp.where(y == 0, x / y, jnp.where(signs_differ, quotient - x.dtype.type(1), quotient))
+
+
+def _exact_division(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The truncated quotient and the remainder. XLA may divide by multiplying with 1 / y, so x / y may miss a whole number by one bit."""
     remainder = jnp.fmod(x, y)
-    quotient = (x - remainder) / y
-    quotient = jnp.where((remainder != 0) & ((remainder < 0) != (y < 0)), quotient - x.dtype.type(1), quotient)
-    floored = jnp.floor(quotient)
-    floored = jnp.where(quotient - floored > x.dtype.type(0.5), floored + x.dtype.type(1), floored)
-    return jnp.where(y == 0, x / y, floored)
+    return jnp.round((x - remainder) / y), remainder
 
 
 @lowering("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor")
@@ -187,7 +201,13 @@ def _fmod(ctx: LoweringContext, self: Operand, other: Operand) -> jax.Array:
 
 @lowering("aten.pow.Tensor_Tensor", "aten.pow.Scalar")
 def _pow(ctx: LoweringContext, self: Operand, exponent: Operand) -> jax.Array:
-    return jnp.power(cast(self, ctx.compute_dtype), cast(exponent, ctx.compute_dtype))
+    base, exponent = cast(self, ctx.compute_dtype), cast(exponent, ctx.compute_dtype)
+    if not jnp.issubdtype(base.dtype, jnp.integer):
+        return jnp.power(base, exponent)
+    zero, one = base.dtype.type(0), base.dtype.type(1)
+    # The reciprocal of an integer, truncated: 0 unless the base is 1 or -1.
+    reciprocal = jnp.where(jnp.abs(base) == one, jnp.where(exponent & one == one, base, one), zero)
+    return jnp.where(exponent < zero, reciprocal, jnp.power(base, jnp.maximum(exponent, zero)))
 
 
 @lowering("aten.pow.Tensor_Scalar")
@@ -339,15 +359,6 @@ def _addcdiv(ctx: LoweringContext, self: jax.Array, tensor1: jax.Array, tensor2:
 def _heaviside(ctx: LoweringContext, self: jax.Array, values: jax.Array) -> jax.Array:
     zero, one = self.dtype.type(0), self.dtype.type(1)
     return jnp.where(self == zero, values, jnp.where(self > zero, one, zero))
-
-
-@lowering("aten.isclose.default")
-def _isclose(
-    ctx: LoweringContext, self: jax.Array, other: jax.Array, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
-) -> jax.Array:
-    dtype = compute_dtype(result_dtype(self, other))
-    x, y = cast(self, dtype), cast(other, dtype)
-    return jnp.isclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 
 @lowering("aten.complex.default")

@@ -29,6 +29,8 @@ def _num_reduced(x: jax.Array, dims: tuple[int, ...]) -> int:
 
 @lowering("aten.sum.default", "aten.sum.dim_IntList")
 def _sum(ctx: LoweringContext, self: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype=None) -> jax.Array:
+    if ctx.dtype == np.bool_:
+        return jnp.any(self, axis=reduced_dims(dim, self.ndim), keepdims=keepdim)
     x = cast(self, ctx.compute_dtype)
     return jnp.sum(x, axis=reduced_dims(dim, x.ndim), keepdims=keepdim)
 
@@ -48,6 +50,8 @@ def _mean(ctx: LoweringContext, self: jax.Array, dim: Dims = None, keepdim: bool
 
 @lowering("aten.prod.default", "aten.prod.dim_int")
 def _prod(ctx: LoweringContext, self: jax.Array, dim: Dims = None, keepdim: bool = False, *, dtype=None) -> jax.Array:
+    if ctx.dtype == np.bool_:
+        return jnp.all(self, axis=reduced_dims(dim, self.ndim), keepdims=keepdim)
     x = cast(self, ctx.compute_dtype)
     return jnp.prod(x, axis=reduced_dims(dim, x.ndim), keepdims=keepdim)
 
@@ -232,4 +236,4 @@ def _logcumsumexp(ctx: LoweringContext, self: jax.Array, dim: int) -> jax.Array:
 
 @lowering("aten.count_nonzero.default", "aten.count_nonzero.dim_IntList")
 def _count_nonzero(ctx: LoweringContext, self: jax.Array, dim: Dims = None) -> jax.Array:
-    return jnp.sum((self != 0).astype(np.int32), axis=reduced_dims(dim, self.ndim))
+    return jnp.sum(self.astype(np.bool_).astype(np.int32), axis=reduced_dims(dim, self.ndim))

@@ -14,12 +14,10 @@ from titan.graph.lowering.table import LoweringContext, lowering
 @lowering(
     "aten.alias.default",
     "aten.clone.default",
-    "aten.contiguous.default",
     "aten.detach.default",
     "aten.lift_fresh.default",
     "aten.lift_fresh_copy.default",
     "aten.alias_copy.default",
-    "aten.detach_copy.default",
 )
 def _identity(ctx: LoweringContext, self: jax.Array, *, memory_format=None) -> jax.Array:
     return self
@@ -50,28 +48,8 @@ def _copy(ctx: LoweringContext, self: jax.Array, src: jax.Array, non_blocking: b
     return jnp.broadcast_to(cast(src, ctx.dtype), ctx.shape)
 
 
-@lowering(
-    "aten.view.default",
-    "aten._unsafe_view.default",
-    "aten._reshape_alias.default",
-    "aten.view_copy.default",
-)
-def _view(ctx: LoweringContext, self: jax.Array, size: Sequence[int], stride: Sequence[int] | None = None) -> jax.Array:
-    return jnp.reshape(self, ctx.shape)
-
-
-@lowering("aten.reshape.default")
-def _reshape(ctx: LoweringContext, self: jax.Array, shape: Sequence[int]) -> jax.Array:
-    return jnp.reshape(self, ctx.shape)
-
-
-@lowering("aten.unflatten.int")
-def _unflatten(ctx: LoweringContext, self: jax.Array, dim: int, sizes: Sequence[int]) -> jax.Array:
-    return jnp.reshape(self, ctx.shape)
-
-
-@lowering("aten.flatten.using_ints")
-def _flatten(ctx: LoweringContext, self: jax.Array, start_dim: int = 0, end_dim: int = -1) -> jax.Array:
+@lowering("aten.view.default", "aten._unsafe_view.default", "aten.view_copy.default")
+def _view(ctx: LoweringContext, self: jax.Array, size: Sequence[int]) -> jax.Array:
     return jnp.reshape(self, ctx.shape)
 
 
@@ -105,11 +83,6 @@ def _permute(ctx: LoweringContext, self: jax.Array, dims: Sequence[int]) -> jax.
     return lax.transpose(self, tuple(d % self.ndim for d in dims))
 
 
-@lowering("aten.movedim.intlist")
-def _movedim(ctx: LoweringContext, self: jax.Array, source: Sequence[int], destination: Sequence[int]) -> jax.Array:
-    return jnp.moveaxis(self, source, destination)
-
-
 @lowering("aten.cat.default")
 def _cat(ctx: LoweringContext, tensors: Sequence[jax.Array], dim: int = 0) -> jax.Array:
     # torch lets a 1-dim tensor without elements be concatenated with anything.
@@ -128,19 +101,14 @@ def _split_at(self: jax.Array, sizes: Sequence[int], dim: int) -> tuple[jax.Arra
     return tuple(lax.split(self, sizes, dim % self.ndim))
 
 
-@lowering("aten.split.Tensor", "aten.unsafe_split.Tensor", "aten.split_copy.Tensor")
+@lowering("aten.split.Tensor", "aten.unsafe_split.Tensor")
 def _split(ctx: LoweringContext, self: jax.Array, split_size: int, dim: int = 0) -> tuple[jax.Array, ...]:
     return _split_at(self, [meta.shape[dim] for meta in ctx.out], dim)
 
 
-@lowering("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default", "aten.split_with_sizes_copy.default")
+@lowering("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default")
 def _split_with_sizes(ctx: LoweringContext, self: jax.Array, split_sizes: Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
     return _split_at(self, split_sizes, dim)
-
-
-@lowering("aten.chunk.default", "aten.unsafe_chunk.default")
-def _chunk(ctx: LoweringContext, self: jax.Array, chunks: int, dim: int = 0) -> tuple[jax.Array, ...]:
-    return _split_at(self, [meta.shape[dim] for meta in ctx.out], dim)
 
 
 @lowering("aten.unbind.int", "aten.unbind_copy.int")
@@ -151,13 +119,6 @@ def _unbind(ctx: LoweringContext, self: jax.Array, dim: int = 0) -> tuple[jax.Ar
 @lowering("aten.repeat.default")
 def _repeat(ctx: LoweringContext, self: jax.Array, repeats: Sequence[int]) -> jax.Array:
     return jnp.tile(self, tuple(repeats))
-
-
-@lowering("aten.repeat_interleave.self_int")
-def _repeat_interleave(
-    ctx: LoweringContext, self: jax.Array, repeats: int, dim: int | None = None, *, output_size: int | None = None
-) -> jax.Array:
-    return jnp.repeat(self, repeats, axis=dim)
 
 
 @lowering("aten.flip.default")
@@ -190,9 +151,9 @@ def _mirrored(name: str, num_dims: int, mode: str) -> None:
     def lower_pad(ctx: LoweringContext, self: jax.Array, padding: Sequence[int]) -> jax.Array:
         pairs = [(padding[i], padding[i + 1]) for i in range(0, 2 * num_dims, 2)][::-1]
         lead = self.ndim - num_dims
-        cut = tuple(slice(max(-low, 0), size + min(high, 0)) for size, (low, high) in zip(self.shape[lead:], pairs, strict=True))
-        x = self[(Ellipsis, *cut)]
-        return jnp.pad(x, [(0, 0)] * lead + [(max(low, 0), max(high, 0)) for low, high in pairs], mode=mode)
+        padded = jnp.pad(self, [(0, 0)] * lead + [(max(low, 0), max(high, 0)) for low, high in pairs], mode=mode)
+        kept = (slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(padded.shape[lead:], pairs, strict=True))
+        return padded[(Ellipsis, *kept)]
 
 
 for _num_dims in (1, 2, 3):

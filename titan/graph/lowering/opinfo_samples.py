@@ -1,0 +1,83 @@
+"""Test data for the lowerings: every call of a lowered overload that PyTorch's own OpInfo samples lead to.
+
+An OpInfo sample calls a public function such as `torch.nn.functional.layer_norm`; a dispatch mode below autograd sees which ATen overloads
+that ends in, with the concrete arguments and results. For float32 the gradient is taken as well, which records the backward overloads.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.testing._internal.opinfo.core import OpInfo
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from titan.graph.lowering.table import overload_name
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedCall:
+    """One call of an ATen overload: its arguments as they were, and what torch returned."""
+
+    name: str
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    @property
+    def signature(self) -> str:
+        """Overload, and shapes, dtypes and plain values of the arguments: calls that agree in it compile to the same program."""
+        described = tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (self.args, self.kwargs))
+        return f"{self.name}{described}"
+
+
+class CallRecorder(TorchDispatchMode):
+    """Records the calls of the named overloads that are made while it is active, below autograd and above the kernels."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        super().__init__()
+        self._names = frozenset(names)
+        self.calls: list[RecordedCall] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = overload_name(func)
+        if name not in self._names:
+            return func(*args, **kwargs)
+        saved_args, saved_kwargs = tree_map_only(torch.Tensor, _snapshot, (args, kwargs))
+        result = func(*args, **kwargs)
+        if all(_is_plain(t) for t in tree_leaves((args, kwargs, result)) if isinstance(t, torch.Tensor)):
+            saved_result = tree_map_only(torch.Tensor, _snapshot, result)
+            self.calls.append(RecordedCall(name, func, saved_args, saved_kwargs, saved_result))
+        return result
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized and not tensor.is_nested
+
+
+def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone() if _is_plain(tensor) else tensor
+
+
+def record(info: OpInfo, dtype: torch.dtype, names: Iterable[str]) -> Iterator[RecordedCall]:
+    """The distinct calls of `names` that the samples of one OpInfo and dtype lead to; the gradient's too for float32."""
+    requires_grad = dtype is torch.float32 and info.supports_autograd
+    recorder = CallRecorder(names)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecations inside PyTorch's own sample functions
+        torch.manual_seed(0)
+        for sample in info.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+            with recorder:
+                result = info.op(sample.input, *sample.args, **sample.kwargs)
+                outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
+                if outputs:
+                    torch.autograd.backward(outputs, [torch.randn_like(t) for t in outputs])
+    seen = set()
+    for call in recorder.calls:
+        if call.signature not in seen:
+            seen.add(call.signature)
+            yield call
