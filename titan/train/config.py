@@ -179,10 +179,12 @@ class TpuConfig:
     """Capture of the whole training step as one graph, and what executes it."""
 
     use_graph_trainer: bool = option(
-        True, "Capture the step as one graph. false: train eagerly or block by block, with the torch executor."
+        True,
+        "Capture the step as one graph. false: PyTorch runs the step uncaptured, eagerly or (compile.enable) with each "
+        "block under torch.compile.",
     )
     executor: str = option(
-        "xla", "What runs the graph: xla compiles it as one program, torch interprets it.", choices=("xla", "torch")
+        "xla", "What runs the captured graph: xla compiles it as one program, torch interprets it.", choices=("xla", "torch")
     )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option((), "Names of graph passes to leave out.")
@@ -274,12 +276,6 @@ class Config:
                     "leave it on, or add --tpu_config.executor=torch",
                 )
             return
-        if tpu_config.executor == "xla":
-            raise ConfigError(
-                "tpu_config.executor",
-                "xla runs only a captured graph",
-                "add --tpu_config.executor=torch, or use the graph trainer",
-            )
         for name in ("dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
                 raise ConfigError(

@@ -34,13 +34,12 @@ def test_documented_flags_reach_the_tree():
         "--training.steps=100",
         "--noparallelism.use_simple_fsdp",
         "--tpu_config.use_graph_trainer=false",
-        "--tpu_config.executor=torch",
         "--compile.enable=false",
         "--profiler.enable_profiling",
     )
     assert config.training.steps == 100
     assert not config.parallelism.use_simple_fsdp
-    assert config.tpu_config == dataclasses.replace(Config().tpu_config, use_graph_trainer=False, executor="torch")
+    assert config.tpu_config == dataclasses.replace(Config().tpu_config, use_graph_trainer=False)
     assert not config.compile.enable
     assert config.profiler.enable_profiling
 
@@ -70,9 +69,6 @@ def test_documented_flags_reach_the_tree():
         ("--noparallelism.use_simple_fsdp --parallelism.data_parallel_shard=2",
          "--parallelism.use_simple_fsdp: false means one device, but 2 are asked for; "
          "leave it on, or give --parallelism.num_devices=1"),
-        ("--tpu_config.use_graph_trainer=false",
-         "--tpu_config.executor: xla runs only a captured graph; "
-         "add --tpu_config.executor=torch, or use the graph trainer"),
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=cse",
          "--tpu_config.disable_passes: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),

@@ -1,5 +1,7 @@
 """The names and layouts of a run's state and batch."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
@@ -41,16 +43,19 @@ def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorL
 
 
 def batch_layouts(
-    mesh: MeshSpec, policy: ShardingPolicy, *, num_microbatches: int, batch_size: int, sequence_length: int
+    shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
 ) -> dict[str, TensorLayout]:
-    """Global tensors [microbatch, sequence, position], int32, whose sequences are split over the data-parallel axes.
+    """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      batch_size: sequences of all microbatches and devices together.
+      shapes: global shape of each tensor of the batch: [microbatch, sequence, position] for the int32 tensors, whose
+        sequences are split over the data-parallel axes, and () for the float32 learning rate, where there is one.
     """
-    shape = (num_microbatches, batch_size // num_microbatches, sequence_length)
     placements = tuple(Shard(1) if name in policy.data_axes else Replicate() for name in mesh.axis_names)
-    return {name: TensorLayout(shape, torch.int32, placements) for name in BATCH_TENSORS}
+    layouts = {name: TensorLayout(shapes[name], torch.int32, placements) for name in BATCH_TENSORS}
+    if LEARNING_RATE in shapes:
+        layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))
+    return layouts
 
 
 def replicated(mesh: MeshSpec) -> tuple[Replicate, ...]:

@@ -1,0 +1,129 @@
+"""From a configuration to a run that can be trained: the one way through the system, in order."""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from typing import Any
+
+import torch
+
+from titan.core.init import init_plan
+from titan.graph.capture import StepFunction, capture
+from titan.graph.passes.common_subexpressions import common_subexpressions
+from titan.graph.passes.dead_code import dead_code
+from titan.graph.passes.no_ops import no_ops
+from titan.graph.passes.pipeline import run_passes
+from titan.graph.spmd_check import check_spmd
+from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec
+from titan.parallel.simple_fsdp import ShardingPolicy
+from titan.train.compiled_step import CompiledStep, Executable, Shapes
+from titan.train.config import Config, ParallelismConfig
+from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
+from titan.train.step import StepBuilder
+
+PASSES = (no_ops, common_subexpressions, dead_code)
+
+
+@dataclasses.dataclass
+class Run:
+    """A run, built and not yet started.
+
+    Attributes:
+      config: resolved for the devices present.
+      runtime: the executor's devices.
+      mesh: the device mesh without trivial axes.
+      state_layouts: what the state consists of.
+      train_step, eval_step: compiled when the first batch comes.
+      seconds: time spent in each stage so far (capture, lower, compile).
+    """
+
+    config: Config
+    runtime: Any
+    mesh: MeshSpec
+    state_layouts: dict[str, TensorLayout]
+    initial_state: Any
+    train_step: CompiledStep
+    eval_step: CompiledStep
+    seconds: dict[str, float]
+
+
+def build(config: Config, runtime: Any) -> Run:
+    """Puts a run together; nothing is compiled or allocated yet.
+
+    Args:
+      config: a validated configuration.
+      runtime: `XlaRuntime` or `TorchRuntime`.
+
+    Raises:
+      ConfigError: the configuration does not suit the devices present.
+    """
+    config = config.resolve_devices(runtime.num_devices)
+    mesh = mesh_spec(config.parallelism)
+    runtime.use_mesh(mesh)
+    policy = sharding_policy(config.parallelism)
+    build_model = config.model.components().build
+    model = build_model()
+    parameters = parameter_layouts(model, mesh, policy)
+    state = train_state_layouts(parameters, mesh)
+    steps = StepBuilder(
+        build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
+    )
+    seconds = {"capture": 0.0, "lower": 0.0, "compile": 0.0}
+    compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, policy=policy, seconds=seconds)
+    return Run(
+        config=config,
+        runtime=runtime,
+        mesh=mesh,
+        state_layouts=state,
+        initial_state=functools.partial(runtime.initial_state, state, init_plan(model), config.training.seed),
+        train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
+        eval_step=CompiledStep("eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))),
+        seconds=seconds,
+    )
+
+
+def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
+    """The mesh of a resolved configuration, replicas outermost: they communicate least."""
+    sizes = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
+    return MeshSpec(("dp_replicate", "dp_shard"), sizes).without_trivial_axes()
+
+
+def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:
+    """Axes and dtypes of SimpleFSDP. Gradients are not averaged: the loss is divided by the global number of tokens."""
+    dtype = {"": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
+    return ShardingPolicy(
+        gather_dtype=dtype[parallelism.gather_dtype], reduce_dtype=dtype[parallelism.reduce_dtype]
+    )
+
+
+def _compile(
+    make_step: Any,
+    state: dict[str, TensorLayout],
+    shapes: Shapes,
+    *,
+    config: Config,
+    runtime: Any,
+    mesh: MeshSpec,
+    policy: ShardingPolicy,
+    seconds: dict[str, float],
+) -> Executable:
+    batch = batch_layouts(_global(shapes, runtime.process_count), mesh, policy)
+    if not config.tpu_config.use_graph_trainer:
+        return runtime.uncaptured(make_step, batch)
+    start = time.perf_counter()
+    graph = capture(make_step, state, batch, mesh)
+    if mesh.num_devices > 1:
+        check_spmd(graph, capture(make_step, state, batch, mesh, rank=mesh.num_devices - 1))
+    dump_folder = pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
+    graph, _ = run_passes(graph, PASSES, disabled=config.tpu_config.disable_passes, dump_folder=dump_folder)
+    seconds["capture"] += time.perf_counter() - start
+    executable = runtime.compile(graph)
+    seconds["lower"] += executable.lower_seconds
+    seconds["compile"] += executable.compile_seconds
+    return executable
+
+
+def _global(shapes: Shapes, process_count: int) -> Shapes:
+    return {name: (shape[0], shape[1] * process_count, *shape[2:]) if shape else shape for name, shape in shapes.items()}
