@@ -15,7 +15,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from titan.graph.dialect import check_dialect
+from titan.graph.dialect import check_dialect, group_argument
 from titan.graph.region import current_region
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
@@ -189,8 +189,6 @@ def _axis_of_group(mesh: DeviceMesh | None) -> dict[str, str]:
 def _name_axes(graph: torch.fx.Graph, axis_of_group: dict[str, str]) -> None:
     """Replaces process group names, which mean nothing outside this process, by mesh axis names."""
     for node in graph.nodes:
-        if node.op != "call_function" or getattr(node.target, "namespace", "") != "_c10d_functional":
-            continue
-        for position, argument in enumerate(node.target._schema.arguments):
-            if argument.name == "group_name":
-                node.update_arg(position, axis_of_group[node.args[position]])
+        position = group_argument(node)
+        if position is not None:
+            node.update_arg(position, axis_of_group[node.args[position]])

@@ -34,6 +34,14 @@ def describe(node: torch.fx.Node) -> str:
     return " ".join(parts)
 
 
+def group_argument(node: torch.fx.Node) -> int | None:
+    """The position of the argument that names a collective's mesh axis; None for an op that does not communicate."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in ("_c10d_functional", "titan"):
+        return None
+    names = [argument.name for argument in node.target._schema.arguments]
+    return names.index("group_name") if "group_name" in names else None
+
+
 def check_dialect(graph: torch.fx.Graph) -> None:
     """Raises DialectError at the first node that the dialect does not admit."""
     for node in graph.nodes:

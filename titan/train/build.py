@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from titan.core.init import init_plan
-from titan.graph.capture import StepFunction, capture
+from titan.graph.capture import capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.no_ops import no_ops

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from titan.core.init import Initializer, sample
-from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh, sharding
+from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec

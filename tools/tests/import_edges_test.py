@@ -15,6 +15,7 @@ _EDGES = {
         "titan.core.config",
         "titan.core.hardware",
         "titan.parallel.axis_index",
+        "titan.parallel.layout",
         "titan.parallel.mesh",
         "titan.kernels.jax_op",
     ),

@@ -8,6 +8,7 @@ import torch
 import torch.fx
 from torch.distributed.device_mesh import DeviceMesh
 
+from titan.graph.dialect import group_argument
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -69,10 +70,8 @@ def compile_torch(graph: StepGraph, device_mesh: DeviceMesh | None) -> TorchExec
     environment: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.module.graph.nodes:
         copied = environment[node] = module.graph.node_copy(node, lambda argument: environment[argument])
-        if getattr(node.target, "namespace", "") != "_c10d_functional":
-            continue
-        for position, argument in enumerate(node.target._schema.arguments):
-            if argument.name == "group_name":
-                copied.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
+        position = group_argument(node)
+        if position is not None:
+            copied.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
     module.recompile()
     return TorchExecutable(graph, module, device_mesh)
