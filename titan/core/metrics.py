@@ -206,6 +206,11 @@ class MetricsLogger:
             self._events.write(step, values)
         return values
 
+    def flush(self) -> None:
+        """Writes what is buffered for TensorBoard: if the process is killed now, these steps are not missing."""
+        if self._events is not None:
+            self._events.flush()
+
     def close(self) -> None:
         """Writes what is buffered and closes the event file. May be called more than once."""
         if self._events is not None:
@@ -261,6 +266,9 @@ class _EventFile:
         ]
         summary = self._summary_pb2.Summary(value=scalars)
         self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def flush(self) -> None:
+        self._writer.flush()
 
     def close(self) -> None:
         self._writer.close()

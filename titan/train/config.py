@@ -187,7 +187,9 @@ class TpuConfig:
         "xla", "What runs the captured graph: xla compiles it as one program, torch interprets it.", choices=("xla", "torch")
     )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
-    disable_passes: tuple[str, ...] = option((), "Names of graph passes to leave out.")
+    disable_passes: tuple[str, ...] = option(
+        (), "Graph passes to leave out.", choices=("no_ops", "common_subexpressions", "dead_code")
+    )
     num_virtual_devices: int = option(
         2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1
     )
