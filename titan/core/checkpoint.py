@@ -1,10 +1,13 @@
 """Checkpoints of a run: written in the background by Orbax, verified by a digest per array when read back."""
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import zlib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Self
 
 from absl import logging
 
@@ -42,8 +45,8 @@ class CheckpointError(Exception):
 class Checkpointer:
     """Saves and restores (arrays, host values) as numbered folders `FOLDER/STEP`.
 
-    A checkpoint appears under its number by one rename, when all of it is written: a process killed at any moment leaves
-    the finished ones as they are, and a temporary folder that the next `Checkpointer` removes.
+    A checkpoint appears under its number by one rename, when all of it is written: a process killed at any moment
+    leaves the finished ones as they are, and a temporary folder that the next `Checkpointer` removes.
 
     Each array's digest, shape and dtype are recorded beside the host values, which carry a CRC of their own. Restoring
     computes the digests anew from the arrays on the devices, so that damage anywhere between the two device memories
@@ -53,7 +56,8 @@ class Checkpointer:
     """
 
     def __init__(self, config: CheckpointConfig, folder: str):
-        """Opens `folder`, makes it if it is missing, and removes what killed saves left in it.
+        """Opens `folder`, makes it if it is missing, and removes what killed saves left, before the first save at the
+        latest.
 
         Args:
           config: the section `checkpoint`; its `folder` is not read here.
@@ -75,6 +79,8 @@ class Checkpointer:
                 # `save` below decides when; Orbax's default policies would ask for a coordination service.
                 save_decision_policy=ocp.checkpoint_managers.FixedIntervalPolicy(1),
                 preservation_policy=ocp.checkpoint_managers.LatestN(config.keep),
+                # Made in the background, folders that cannot be made leave threads waiting for minutes at exit.
+                async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
                 cleanup_tmp_directories=True,
                 save_root_metadata=False,
                 lightweight_initialize=True,  # a damaged step must not keep the folder from opening
@@ -118,10 +124,10 @@ class Checkpointer:
         import jax
 
         self.wait()
-        self._set_aside_strangers()
         text = json.dumps({"host": host, "arrays": _describe(arrays)})
         arrays = jax.tree.map(_detach, arrays)
         try:
+            self._set_aside_strangers()
             self._manager.save(
                 step,
                 args=self._ocp.args.Composite(
@@ -177,7 +183,9 @@ class Checkpointer:
         if not candidates:
             return None
         if step is not None:
-            raise CheckpointError(f"checkpoint {self.folder}/{step} is missing or damaged; choose out of {self.steps()}")
+            raise CheckpointError(
+                f"checkpoint {self.folder}/{step} is missing or damaged; choose out of {self.steps()}"
+            )
         raise CheckpointError(
             f"none of the {len(candidates)} checkpoints in {self.folder} is intact; restore the folder from a copy, "
             "or begin anew with --checkpoint.resume=false or another --checkpoint.folder"
@@ -191,13 +199,13 @@ class Checkpointer:
     def _read(self, step: int, path: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
         """One checkpoint's arrays and host values. Raises _Damaged, or ValueError for arrays of another model."""
         args = self._ocp.args
-        with _damage_on_all_processes():
+        with _damage_on_all_processes(), _drained_event_loops():
             saved = self._manager.restore(step, args=args.Composite(host=args.JsonRestore())).host
             if zlib.crc32(saved["text"].encode()) != saved["crc32"]:
                 raise ValueError("host/metadata does not match its CRC")
             record = json.loads(saved["text"])
         _check_same_model(path, record["arrays"], abstract_arrays)
-        with _damage_on_all_processes():
+        with _damage_on_all_processes(), _drained_event_loops():
             restore_args = args.Composite(arrays=args.StandardRestore(_with_shardings(abstract_arrays)))
             arrays = self._manager.restore(step, args=restore_args).arrays
         # The digests are global values: all processes see the same ones and so agree without asking.
@@ -215,6 +223,7 @@ class Checkpointer:
 
         self._is_set_aside_checked = True
         strangers = [step for step in self.steps() if step > self._restored_step and step not in self._own]
+        self._ocp.utils.sync_global_processes("titan_checkpoint_listed")  # before any process moves one
         if not strangers:
             return
         if jax.process_index() == 0:
@@ -231,13 +240,12 @@ class Checkpointer:
         self._manager.reload()
 
     def _save_error(self, error: Exception) -> CheckpointError:
-        reason = " ".join(str(error).split())[:500]
         return CheckpointError(
-            f"saving a checkpoint in {self.folder} failed: {type(error).__name__}: {reason}; "
+            f"saving a checkpoint in {self.folder} failed: {_one_line(error)}; "
             "check the disk's free space and permissions"
         )
 
-    def __enter__(self) -> "Checkpointer":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -248,28 +256,58 @@ class _Damaged(Exception):
     """A checkpoint whose bytes are missing or wrong."""
 
 
-class _damage_on_all_processes:  # noqa: N801 (a context manager)
-    """Turns any error of reading into _Damaged, on every process of the run if on one, so that all go on together."""
+@contextlib.contextmanager
+def _damage_on_all_processes() -> Iterator[None]:
+    """Turns an error of reading into _Damaged, on every process of the run if on one, so that all go on together."""
+    import jax
 
-    def __enter__(self) -> None:
-        return None
+    error = None
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:  # out of memory, or a lost device: it says nothing about the files
+        raise
+    except Exception as caught:  # damage can surface as any error of Orbax, TensorStore or json
+        error = caught
+    num_failed = int(error is not None)
+    if jax.process_count() > 1:
+        import numpy as np
+        from jax.experimental import multihost_utils
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: object) -> None:
-        import jax
+        num_failed = int(np.sum(multihost_utils.process_allgather(np.int32(num_failed))))
+    if num_failed:
+        raise _Damaged(_one_line(error) if error else "another process cannot read it") from error
 
-        # Running out of memory or a lost device says nothing about the files.
-        if isinstance(error, jax.errors.JaxRuntimeError) or (error is not None and not isinstance(error, Exception)):
-            return
-        if jax.process_count() > 1:
-            from jax.experimental import multihost_utils
-            import numpy as np
 
-            num_failed = int(np.sum(multihost_utils.process_allgather(np.int32(error is not None))))
-        else:
-            num_failed = int(error is not None)
-        if num_failed:
-            reason = " ".join(f"{kind.__name__}: {error}".split())[:300] if error else "another process cannot read it"
-            raise _Damaged(reason) from error
+@contextlib.contextmanager
+def _drained_event_loops() -> Iterator[None]:
+    """Event loops made in the `with` block wait for their tasks before they close.
+
+    Orbax closes its loop at the first array that it cannot read. TensorStore's threads, still reading the others, would
+    then each print a traceback about a closed loop.
+    """
+
+    class DrainedLoop(asyncio.SelectorEventLoop):
+        def close(self) -> None:
+            if not self.is_closed():
+                tasks = asyncio.all_tasks(self)
+                if tasks:
+                    self.run_until_complete(asyncio.wait(tasks))
+                for task in tasks:
+                    task.cancelled() or task.exception()  # retrieved, or asyncio would log it
+            super().close()
+
+    new_event_loop, asyncio.new_event_loop = asyncio.new_event_loop, DrainedLoop
+    try:
+        yield
+    finally:
+        asyncio.new_event_loop = new_event_loop
+
+
+def _one_line(error: BaseException) -> str:
+    """Kind and message of the error at the root of a chain, cut to a readable length."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -43,7 +43,7 @@ _BY_DEVICE_KIND = {kind.lower(): hardware for hardware in HARDWARE.values() for 
 
 
 def find_hardware(device_kind: str) -> Hardware | None:
-    """The table's entry for a `jax.Device.device_kind` or a topology's name ("v6e"), or None when the table has none."""
+    """The table's entry for a `jax.Device.device_kind` or a topology's name ("v6e"); None if there is none."""
     return HARDWARE.get(device_kind.lower()) or _BY_DEVICE_KIND.get(device_kind.lower())
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TextIO
+from typing import Any, Self, TextIO
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
@@ -115,7 +115,7 @@ def _gibibytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
-# Metric -> (label on the terminal, TensorBoard tag, format), in the order of the line. Others follow, under their names.
+# Metric -> (label on the terminal, TensorBoard tag, format), in the order of the line. Others follow by name.
 _FIELDS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "loss": ("loss", "loss/train", "{:.4f}".format),
     "validation_loss": ("validation_loss", "loss/validation", "{:.4f}".format),
@@ -227,7 +227,7 @@ class MetricsLogger:
         line = Text("  ").join(Text.assemble((label, "dim"), " ", (text, "bold")) for label, text in pairs)
         self._console.print(line, soft_wrap=True)
 
-    def __enter__(self) -> "MetricsLogger":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -254,9 +254,7 @@ class _EventFile:
         self._writer = EventFileWriter(folder, flush_secs=10)
         if resumed_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-            self._writer.add_event(
-                event_pb2.Event(wall_time=time.time(), step=resumed_step + 1, session_log=start)
-            )
+            self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         scalars = [

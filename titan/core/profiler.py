@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from typing import Any
+from typing import Any, Self
 
 from absl import logging
 
@@ -62,8 +62,12 @@ class Profiler:
         self._end_annotation()
         if step >= self._end:
             if not self._tracing:
-                logging.warning("profiler: the run begins at step %d, after the window that ends before step %d: "
-                                "nothing is traced; raise --profiler.start_step", step, self._end)  # fmt: skip
+                logging.warning(
+                    "profiler: the run begins at step %d, after the window that ends before step %d: "
+                    "nothing is traced; raise --profiler.start_step",
+                    step,
+                    self._end,
+                )
             self._stop(outputs)
             return
         if step >= self._first:
@@ -97,7 +101,7 @@ class Profiler:
                 jax.profiler.stop_trace()
             logging.info("profiler: trace written to %s", self.folder)
 
-    def __enter__(self) -> "Profiler":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
