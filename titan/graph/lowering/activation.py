@@ -41,7 +41,9 @@ def _gelu(ctx: LoweringContext, self: jax.Array, *, approximate: str = "none") -
 
 
 @lowering("aten.gelu_backward.default")
-def _gelu_backward(ctx: LoweringContext, grad_output: jax.Array, self: jax.Array, *, approximate: str = "none") -> jax.Array:
+def _gelu_backward(
+    ctx: LoweringContext, grad_output: jax.Array, self: jax.Array, *, approximate: str = "none"
+) -> jax.Array:
     grad, x = cast(grad_output, ctx.compute_dtype), cast(self, ctx.compute_dtype)
     if approximate == "tanh":
         scale = math.sqrt(2 / math.pi)
@@ -78,13 +80,16 @@ def _leaky_relu(ctx: LoweringContext, self: jax.Array, negative_slope: Scalar = 
 def _leaky_relu_backward(
     ctx: LoweringContext, grad_output: jax.Array, self: jax.Array, negative_slope: Scalar, self_is_result: bool
 ) -> jax.Array:
-    # A result has the sign of its input (the slope is not negative when torch passes the result), so both cases read alike.
+    # A result has the sign of its input (the slope is not negative when torch passes the result), so both cases read
+    # alike.
     grad, x = cast(grad_output, ctx.compute_dtype), cast(self, ctx.compute_dtype)
     return jnp.where(x > 0, grad, grad * negative_slope)
 
 
 @lowering("aten.elu.default")
-def _elu(ctx: LoweringContext, self: jax.Array, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> jax.Array:
+def _elu(
+    ctx: LoweringContext, self: jax.Array, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1
+) -> jax.Array:
     x = cast(self, ctx.compute_dtype)
     return jnp.where(x > 0, x * scale, jnp.expm1(x * input_scale) * (alpha * scale))
 
@@ -167,7 +172,9 @@ def _log_sigmoid_forward(ctx: LoweringContext, self: jax.Array) -> tuple[jax.Arr
 
 
 @lowering("aten.log_sigmoid_backward.default")
-def _log_sigmoid_backward(ctx: LoweringContext, grad_output: jax.Array, self: jax.Array, buffer: jax.Array) -> jax.Array:
+def _log_sigmoid_backward(
+    ctx: LoweringContext, grad_output: jax.Array, self: jax.Array, buffer: jax.Array
+) -> jax.Array:
     grad, x = cast(grad_output, ctx.compute_dtype), cast(self, ctx.compute_dtype)
     return grad * jax.nn.sigmoid(-x)
 

@@ -1,4 +1,4 @@
-"""Collectives over mesh axes: in a lowered graph the group name of a functional collective is the name of a mesh axis."""
+"""Collectives over mesh axes: the group name of a functional collective in the graph is the name of a mesh axis."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def _reduce(x: jax.Array, reduce_op: str, axis_name: str) -> jax.Array:
 
 
 @lowering("_c10d_functional.all_reduce.default")
-def _all_reduce(ctx: LoweringContext, input: jax.Array, reduce_op: str, group_name: str) -> jax.Array:  # noqa: A002
+def _all_reduce(ctx: LoweringContext, input: jax.Array, reduce_op: str, group_name: str) -> jax.Array:
     return _reduce(input, reduce_op, group_name)
 
 
@@ -42,7 +42,7 @@ def _all_gather(x: jax.Array, axis_name: str) -> jax.Array:
 
 
 @lowering("_c10d_functional.all_gather_into_tensor.default")
-def _all_gather_into_tensor(ctx: LoweringContext, input: jax.Array, group_size: int, group_name: str) -> jax.Array:  # noqa: A002
+def _all_gather_into_tensor(ctx: LoweringContext, input: jax.Array, group_size: int, group_name: str) -> jax.Array:
     return _all_gather(input, group_name)
 
 
@@ -72,7 +72,11 @@ def _reduce_scatter(x: jax.Array, reduce_op: str, axis_name: str) -> jax.Array:
 
 @lowering("_c10d_functional.reduce_scatter_tensor.default")
 def _reduce_scatter_tensor(
-    ctx: LoweringContext, input: jax.Array, reduce_op: str, group_size: int, group_name: str  # noqa: A002
+    ctx: LoweringContext,
+    input: jax.Array,
+    reduce_op: str,
+    group_size: int,
+    group_name: str,
 ) -> jax.Array:
     return _reduce_scatter(input, reduce_op, group_name)
 
@@ -87,7 +91,7 @@ def _reduce_scatter_tensor_coalesced(
 @lowering("_c10d_functional.all_to_all_single.default")
 def _all_to_all_single(
     ctx: LoweringContext,
-    input: jax.Array,  # noqa: A002
+    input: jax.Array,
     output_split_sizes: Sequence[int],
     input_split_sizes: Sequence[int],
     group_name: str,
@@ -101,7 +105,7 @@ def _all_to_all_single(
 
 
 @lowering("_c10d_functional.broadcast.default")
-def _broadcast(ctx: LoweringContext, input: jax.Array, src: int, group_name: str) -> jax.Array:  # noqa: A002
+def _broadcast(ctx: LoweringContext, input: jax.Array, src: int, group_name: str) -> jax.Array:
     mine = lax.axis_index(group_name) == src
     return lax.psum(jnp.where(mine, input, jnp.zeros_like(input)), group_name)
 

@@ -16,14 +16,28 @@ def _filled(ctx: LoweringContext, value: Scalar) -> jax.Array:
 
 @lowering("aten.zeros.default", "aten.empty.memory_format")
 def _zeros(
-    ctx: LoweringContext, size: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None
+    ctx: LoweringContext,
+    size: Sequence[int],
+    *,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
+    memory_format=None,
 ) -> jax.Array:
     return _filled(ctx, 0)
 
 
 @lowering("aten.empty_strided.default")
 def _empty_strided(
-    ctx: LoweringContext, size: Sequence[int], stride: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None
+    ctx: LoweringContext,
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
 ) -> jax.Array:
     return _filled(ctx, 0)
 
@@ -43,7 +57,9 @@ def _empty_permuted(
 
 
 @lowering("aten.ones.default")
-def _ones(ctx: LoweringContext, size: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None) -> jax.Array:
+def _ones(
+    ctx: LoweringContext, size: Sequence[int], *, dtype=None, layout=None, device=None, pin_memory=None
+) -> jax.Array:
     return _filled(ctx, 1)
 
 
@@ -62,7 +78,9 @@ def _full(
 
 
 @lowering("aten.scalar_tensor.default")
-def _scalar_tensor(ctx: LoweringContext, s: Scalar, *, dtype=None, layout=None, device=None, pin_memory=None) -> jax.Array:
+def _scalar_tensor(
+    ctx: LoweringContext, s: Scalar, *, dtype=None, layout=None, device=None, pin_memory=None
+) -> jax.Array:
     return _filled(ctx, s)
 
 
@@ -151,7 +169,8 @@ def _zero(ctx: LoweringContext, self: jax.Array) -> jax.Array:
 
 def _range(ctx: LoweringContext, start: Scalar, step: Scalar) -> jax.Array:
     (length,) = ctx.shape
-    # Floats are computed as start + i * step in float32, so that no error builds up and a narrow result is rounded once.
+    # Floats are computed as start + i * step in float32, so that no error builds up and a narrow result is rounded
+    # once.
     dtype = np.dtype(np.int32) if kind(ctx.dtype) == "int" else np.dtype(np.float32)
     steps = jnp.arange(length, dtype=dtype)
     steps = steps if step == 1 else steps * cast(step, dtype)
@@ -185,7 +204,15 @@ def _iota(ctx: LoweringContext, length: int, *, start: int, step: int, dtype, de
 
 @lowering("aten.linspace.default")
 def _linspace(
-    ctx: LoweringContext, start: Scalar, end: Scalar, steps: int, *, dtype=None, layout=None, device=None, pin_memory=None
+    ctx: LoweringContext,
+    start: Scalar,
+    end: Scalar,
+    steps: int,
+    *,
+    dtype=None,
+    layout=None,
+    device=None,
+    pin_memory=None,
 ) -> jax.Array:
     if kind(ctx.dtype) == "int":
         start, end = int(start), int(end)

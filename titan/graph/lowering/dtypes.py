@@ -31,7 +31,8 @@ _ARRAY_DTYPES = {
     torch.complex128: np.dtype(np.complex64),
 }
 
-# Reading an array's dtype back: the first torch dtype that maps to it, except that int32 and float32 stand for themselves.
+# Reading an array's dtype back: the first torch dtype that maps to it, except that int32 and float32 stand for
+# themselves.
 _TORCH_DTYPES = {array: torch_dtype for torch_dtype, array in reversed(_ARRAY_DTYPES.items())} | {
     np.dtype(np.uint32): torch.uint32,
     np.dtype(np.int32): torch.int32,
@@ -50,7 +51,9 @@ def array_dtype(dtype: torch.dtype) -> np.dtype:
     try:
         return _ARRAY_DTYPES[dtype]
     except KeyError:
-        raise TypeError(f"{dtype} has no JAX counterpart; convert it in the model before the graph is captured") from None
+        raise TypeError(
+            f"{dtype} has no JAX counterpart; convert it in the model before the graph is captured"
+        ) from None
 
 
 def compute_dtype(dtype: np.dtype) -> np.dtype:
@@ -90,7 +93,7 @@ def to_array(tensor: torch.Tensor) -> np.ndarray:
 
 def cast(value: jax.Array | Scalar, dtype: np.dtype) -> jax.Array | np.generic:
     """`value` in `dtype`: an array is converted (unless it has that dtype), a Python number becomes a typed scalar."""
-    if isinstance(value, (bool, int, float, complex)):
+    if isinstance(value, (bool, int, float)):
         return dtype.type(value)
     return value if value.dtype == dtype else jax.lax.convert_element_type(value, dtype)
 
@@ -100,38 +103,28 @@ def is_exact(value: Scalar, dtype: np.dtype) -> bool:
     return value != value or float(dtype.type(value)) == value
 
 
+def promote(left: jax.Array | Scalar, right: jax.Array | Scalar) -> tuple[jax.Array | np.generic, ...]:
+    """Both operands in the dtype that torch promotes them to: dims outrank 0-dim tensors, which outrank numbers."""
+    dtype = result_dtype(left, right)
+    return cast(left, dtype), cast(right, dtype)
+
+
+def result_dtype(left: jax.Array | Scalar, right: jax.Array | Scalar) -> np.dtype:
+    """The array dtype of `torch.result_type(left, right)`."""
+    return _result_dtype(_operand_kind(left), _operand_kind(right))
+
+
+def _operand_kind(operand: jax.Array | Scalar) -> Any:
+    return type(operand) if isinstance(operand, (bool, int, float)) else (operand.dtype, operand.ndim > 0)
+
+
 @functools.cache
-def _meta_operand(dtype: np.dtype, has_dims: bool) -> torch.Tensor:
+def _result_dtype(left: Any, right: Any) -> np.dtype:
+    return array_dtype(torch.result_type(_example(left), _example(right)))
+
+
+def _example(operand_kind: Any) -> torch.Tensor | Scalar:
+    if isinstance(operand_kind, type):
+        return operand_kind(1)
+    dtype, has_dims = operand_kind
     return torch.empty((1,) if has_dims else (), dtype=_TORCH_DTYPES[dtype], device="meta")
-
-
-@functools.cache
-def _promoted(signature: tuple[Any, ...]) -> np.dtype:
-    examples = {bool: True, int: 1, float: 1.0, complex: 1j}
-    operands = [examples[entry] if isinstance(entry, type) else _meta_operand(*entry) for entry in signature]
-    # torch.result_type takes two operands. Folding it over more would lose which of them are 0-dim tensors or numbers,
-    # so the operands of the highest priority (dims, then 0-dim, then numbers) are folded among themselves first.
-    tensors = [o for o in operands if isinstance(o, torch.Tensor)]
-    numbers = [o for o in operands if not isinstance(o, torch.Tensor)]
-    groups = ([t for t in tensors if t.dim()], [t for t in tensors if not t.dim()])
-    folded = []
-    for group in groups:
-        if group:
-            dtype = functools.reduce(torch.promote_types, (t.dtype for t in group))
-            folded.append(torch.empty((1,) * min(group[0].dim(), 1), dtype=dtype, device="meta"))
-    result = folded[0] if folded else torch.tensor(numbers.pop(0), device="meta")
-    for operand in folded[1:] + numbers:
-        dtype = torch.result_type(result, operand)
-        result = torch.empty(tuple(result.shape), dtype=dtype, device="meta")
-    return array_dtype(result.dtype)
-
-
-def result_dtype(*operands: jax.Array | Scalar) -> np.dtype:
-    """torch's promoted dtype of tensors and Python numbers (tensors with dims outrank 0-dim tensors outrank numbers)."""
-    return _promoted(tuple(type(o) if isinstance(o, (bool, int, float, complex)) else (o.dtype, o.ndim > 0) for o in operands))
-
-
-def promote(*operands: jax.Array | Scalar) -> list[jax.Array | np.generic]:
-    """The operands, each in torch's promoted dtype of all of them."""
-    dtype = result_dtype(*operands)
-    return [cast(operand, dtype) for operand in operands]

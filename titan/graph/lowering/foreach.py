@@ -84,7 +84,9 @@ def _foreach_lerp_scalar_list(
 
 
 @lowering("aten._foreach_lerp.Scalar")
-def _foreach_lerp_scalar(ctx: LoweringContext, self: Tensors, tensors1: Tensors, weight: Scalar) -> tuple[jax.Array, ...]:
+def _foreach_lerp_scalar(
+    ctx: LoweringContext, self: Tensors, tensors1: Tensors, weight: Scalar
+) -> tuple[jax.Array, ...]:
     return _foreach_lerp(ctx, self, tensors1, [weight] * len(self))
 
 
@@ -102,7 +104,8 @@ def _fused_ternary(name: str) -> None:
     ) -> tuple[jax.Array, ...]:
         rows = zip(self, tensor1, tensor2, scalars, strict=True)
         return tuple(
-            TABLE[f"aten.{name}.default"](_element(ctx, i), x, y, z, value=value) for i, (x, y, z, value) in enumerate(rows)
+            TABLE[f"aten.{name}.default"](_element(ctx, i), x, y, z, value=value)
+            for i, (x, y, z, value) in enumerate(rows)
         )
 
 
@@ -111,5 +114,5 @@ _fused_ternary("addcdiv")
 
 
 @lowering("aten._foreach_norm.Scalar")
-def _foreach_norm(ctx: LoweringContext, self: Tensors, ord: Scalar = 2, dtype=None) -> tuple[jax.Array, ...]:  # noqa: A002
+def _foreach_norm(ctx: LoweringContext, self: Tensors, ord: Scalar = 2, dtype=None) -> tuple[jax.Array, ...]:
     return tuple(TABLE["aten.linalg_vector_norm.default"](_element(ctx, i), x, ord) for i, x in enumerate(self))

@@ -1,4 +1,4 @@
-"""Calls of the overloads that no OpInfo sample reaches: those that only functionalisation, decompositions or optimizers emit."""
+"""Calls that no OpInfo sample reaches: overloads that only functionalisation or optimizers emit, and unusual values."""
 
 import itertools
 from collections.abc import Iterator
@@ -139,14 +139,15 @@ def _layers() -> Iterator[Sample]:
 
 def _unusual_values() -> Iterator[Sample]:
     """NaN, infinities, signed zeros and ties, which OpInfo's samples mostly leave out."""
-    special = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, torch.inf, -torch.inf, torch.nan, 1e30, -1e30, 1e-30])
+    inf, nan = torch.inf, torch.nan
+    special = torch.tensor([0.0, -0.0, 1.0, -1.0, 2.5, -2.5, 0.5, inf, -inf, nan, 1e30, -1e30, 1e-30])
     left, right = (grid.contiguous() for grid in torch.meshgrid(special, special, indexing="ij"))
     for dtype in _FLOATS:
         x = special.to(dtype)
         a, b = left.to(dtype), right.to(dtype)
-        for name in ("abs", "ceil", "erf", "exp", "expm1", "floor", "gelu", "isinf", "isnan", "log", "log1p", "neg", "reciprocal",
-                     "relu", "round", "rsqrt", "sigmoid", "sign", "signbit", "silu", "sqrt", "tanh", "trunc", "softplus",
-                     "logical_not", "nan_to_num", "leaky_relu", "elu"):  # fmt: skip
+        for name in ("abs", "ceil", "elu", "erf", "exp", "expm1", "floor", "gelu", "isinf", "isnan", "leaky_relu", "log",
+                     "log1p", "logical_not", "nan_to_num", "neg", "reciprocal", "relu", "round", "rsqrt", "sigmoid",
+                     "sign", "signbit", "silu", "softplus", "sqrt", "tanh", "trunc"):  # fmt: skip
             yield getattr(_ATEN, name).default, (x,), {}
         for name in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "hypot", "logical_and"):
             yield getattr(_ATEN, name).default, (a, b), {}

@@ -1,7 +1,7 @@
 """Reading and writing parts of tensors: slices, gathers, scatters, embedding, sort and top-k.
 
-torch raises for an index out of range; a compiled program cannot. An embedding row out of range reads as NaN, so that it shows in the
-loss; other reads are clamped and other writes are dropped.
+torch raises for an index out of range; a compiled program cannot. An embedding row out of range reads as NaN, so that
+it shows in the loss; other reads are clamped and other writes are dropped.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,6 @@ def _embedding_dense_backward(
         rows = jnp.where(rows == padding_idx, num_weights, rows)  # out of range: dropped
     zeros = jnp.zeros(ctx.shape, grad.dtype)
     return zeros.at[rows].add(grad, mode="drop", wrap_negative_indices=False)
-
 
 
 @lowering("aten.slice.Tensor")
@@ -101,7 +100,9 @@ def _select_scatter(ctx: LoweringContext, self: jax.Array, src: jax.Array, dim: 
 
 
 @lowering("aten.select_backward.default")
-def _select_backward(ctx: LoweringContext, grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int) -> jax.Array:
+def _select_backward(
+    ctx: LoweringContext, grad_output: jax.Array, input_sizes: Sequence[int], dim: int, index: int
+) -> jax.Array:
     dim, size = dim % len(ctx.shape), ctx.shape[dim]
     index %= size
     config = [(0, 0, 0)] * len(ctx.shape)
@@ -132,13 +133,15 @@ def _index_select(ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Ar
 
 
 def _crop(x: jax.Array, sizes: Sequence[int], dim: int) -> jax.Array:
-    """`x` cut to `sizes` in every dim but `dim`: gather and scatter read and write only where the index tensor reaches."""
+    """`x` cut to `sizes` in every dim but `dim`: a gather reads only where the index tensor reaches."""
     limits = [size if d != dim else x.shape[d] for d, size in enumerate(sizes)]
     return x if tuple(limits) == x.shape else lax.slice(x, [0] * x.ndim, limits)
 
 
 @lowering("aten.gather.default")
-def _gather(ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False) -> jax.Array:
+def _gather(
+    ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Array, *, sparse_grad: bool = False
+) -> jax.Array:
     if index.size == 0:
         return jnp.zeros(ctx.shape, self.dtype)
     if self.ndim == 0 or index.ndim == 0:
@@ -255,7 +258,9 @@ def _index_copy(ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Arra
 
 
 @lowering("aten.index_fill.int_Scalar", "aten.index_fill.int_Tensor")
-def _index_fill(ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Array, value: jax.Array | Scalar) -> jax.Array:
+def _index_fill(
+    ctx: LoweringContext, self: jax.Array, dim: int, index: jax.Array, value: jax.Array | Scalar
+) -> jax.Array:
     value = cast(value, self.dtype)
     if self.ndim == 0:
         return jnp.reshape(value, ()) if index.size else self
@@ -281,7 +286,9 @@ def _index(ctx: LoweringContext, self: jax.Array, indices: Indices) -> jax.Array
 
 
 @lowering("aten.index_put.default", "aten._unsafe_index_put.default")
-def _index_put(ctx: LoweringContext, self: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False) -> jax.Array:
+def _index_put(
+    ctx: LoweringContext, self: jax.Array, indices: Indices, values: jax.Array, accumulate: bool = False
+) -> jax.Array:
     values = cast(values, self.dtype)
     if len(indices) == 1 and indices[0] is not None and indices[0].dtype == np.bool_ and values.size == 1:
         # The one mask whose shape does not depend on data: every chosen element gets the same value.
@@ -326,7 +333,9 @@ def _sorted(x: jax.Array, dim: int, descending: bool) -> tuple[jax.Array, jax.Ar
 
 
 @lowering("aten.sort.default")
-def _sort(ctx: LoweringContext, self: jax.Array, dim: int = -1, descending: bool = False) -> tuple[jax.Array, jax.Array]:
+def _sort(
+    ctx: LoweringContext, self: jax.Array, dim: int = -1, descending: bool = False
+) -> tuple[jax.Array, jax.Array]:
     return _sorted(self, dim, descending)
 
 
@@ -338,7 +347,9 @@ def _sort_stable(
 
 
 @lowering("aten.argsort.stable")
-def _argsort(ctx: LoweringContext, self: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False) -> jax.Array:
+def _argsort(
+    ctx: LoweringContext, self: jax.Array, *, stable: bool, dim: int = -1, descending: bool = False
+) -> jax.Array:
     return _sorted(self, dim, descending)[1]
 
 
@@ -349,7 +360,7 @@ def _topk(
     k: int,
     dim: int = -1,
     largest: bool = True,
-    sorted: bool = True,  # noqa: A002
+    sorted: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     if self.ndim == 0:
         return (self, jnp.zeros((), np.int32)) if k else (self[:0], jnp.zeros((0,), np.int32))

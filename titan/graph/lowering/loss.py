@@ -33,7 +33,12 @@ def _class_dim(x: jax.Array) -> int:
 
 @lowering("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
 def _nll_loss_forward(
-    ctx: LoweringContext, self: jax.Array, target: jax.Array, weight: jax.Array | None, reduction: int, ignore_index: int
+    ctx: LoweringContext,
+    self: jax.Array,
+    target: jax.Array,
+    weight: jax.Array | None,
+    reduction: int,
+    ignore_index: int,
 ) -> tuple[jax.Array, jax.Array]:
     x, dim = cast(self, ctx.compute_dtype), _class_dim(self)
     target = target.reshape(x.shape[:dim] + x.shape[dim + 1 :])
@@ -118,7 +123,9 @@ def _huber_loss(
     ctx: LoweringContext, self: jax.Array, target: jax.Array, reduction: int = _MEAN, delta: float = 1.0
 ) -> jax.Array:
     distance = jnp.abs(cast(self, ctx.compute_dtype) - cast(target, ctx.compute_dtype))
-    return _reduced(jnp.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction)
+    return _reduced(
+        jnp.where(distance <= delta, 0.5 * distance * distance, delta * (distance - 0.5 * delta)), reduction
+    )
 
 
 @lowering("aten.huber_loss_backward.default")

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import torch
 from torch.fx.node import map_arg
 
-import titan.graph.lowering.ops  # noqa: F401 (fills the table)
-from titan.graph.lowering.dtypes import cast, kind, to_array
-from titan.graph.lowering.table import TABLE, LoweringContext, LoweringError, TensorMeta, overload_name
+from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
+from titan.graph.lowering.ops import TABLE
+from titan.graph.lowering.table import LoweringContext, LoweringError, TensorMeta, overload_name
 
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def lower(
@@ -25,20 +25,21 @@ def lower(
 ) -> Callable[..., tuple[Any, ...]]:
     """The JAX form of a captured graph.
 
-    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, `operator.getitem`, and one output;
-    every op carries its result's metadata in `node.meta["val"]`. Process group names are the names of mesh axes.
+    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, `operator.getitem`, and
+    one output; every op carries its result's metadata in `node.meta["val"]`. Process group names are the names of mesh
+    axes.
 
     Args:
       graph_module: the graph; it is read now and not kept.
       matmul_precision: of every dot and convolution. DEFAULT means one bfloat16 pass on TPU and exact float32 on CPU.
 
     Returns:
-      A function of one array per placeholder (int64 as int32, float64 as float32) that returns the tuple of the graph's outputs. It is
-      pure and meant to be called under `jax.jit`, inside `jax.shard_map` if the graph has collectives.
+      A function of one array per placeholder (int64 as int32, float64 as float32) that returns the tuple of the graph's
+      outputs. It is pure and meant to be called under `jax.jit`, inside `jax.shard_map` if the graph has collectives.
 
     Raises:
-      LoweringError: now: ops without a lowering (all of them are listed), missing or symbolic metadata, constants that do not fit;
-        when called: arguments or results that disagree with the metadata, or a lowering that fails.
+      LoweringError: now, for ops without a lowering (all are listed), missing or symbolic metadata, and constants that
+        do not fit; when called, for arguments or results that disagree with the metadata, and a lowering that fails.
     """
     graph = graph_module.graph
     _check_all_supported(graph)
@@ -60,7 +61,8 @@ def lower(
             values[step.node] = step.run(values)
             for dead in step.dead_after:
                 del values[dead]
-        return tuple(map_arg(output.args[0], values.__getitem__))
+        results = map_arg(output.args[0], values.__getitem__)
+        return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
     return run
 
@@ -87,13 +89,17 @@ class _Step:
         except LoweringError:
             raise
         except Exception as error:
-            raise LoweringError(f"{describe(self.node)}: the lowering failed: {type(error).__name__}: {error}") from error
+            raise LoweringError(
+                f"{describe(self.node)}: the lowering failed: {type(error).__name__}: {error}"
+            ) from error
 
     def _checked(self, result: Any) -> Any:
         if not isinstance(result, (tuple, list)):
             return self._checked_array(result, self.context.out[0])
         if len(result) != len(self.context.out):
-            raise LoweringError(f"{describe(self.node)}: {len(result)} results, but the metadata has {len(self.context.out)}")
+            raise LoweringError(
+                f"{describe(self.node)}: {len(result)} results, but the metadata has {len(self.context.out)}"
+            )
         return tuple(self._checked_array(array, meta) for array, meta in zip(result, self.context.out, strict=True))
 
     def _checked_array(self, array: jax.Array | None, meta: TensorMeta | None) -> jax.Array | None:
@@ -115,12 +121,12 @@ def describe(node: torch.fx.Node) -> str:
     text = f"node {node.name} ({overload_name(node.target)})"
     if fqn := node.meta.get("module_fqn"):
         text += f" in module {fqn}"
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    user_frames = [frame for frame in frames if "/torch/" not in frame[0]] or frames
-    if user_frames:
-        file, line, function = user_frames[-1]
-        text += f" at {file}:{line} in {function}"
-    return text
+    source = node.meta.get("source")  # set by titan's capture; torch's own tracers record stack traces instead
+    if not source:
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        user_frames = [frame for frame in frames if "/torch/" not in frame[0]] or frames
+        source = ":".join(user_frames[-1]) if user_frames else None
+    return f"{text} at {source}" if source else text
 
 
 def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision) -> list[_Step]:
@@ -149,7 +155,11 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op in ("call_module", "call_method"):
             raise LoweringError(f"{describe(node)}: {node.op} is not in the dialect; capture the graph with make_fx")
-        if node.op == "call_function" and node.target is not operator.getitem and overload_name(node.target) not in TABLE:
+        if (
+            node.op == "call_function"
+            and node.target is not operator.getitem
+            and overload_name(node.target) not in TABLE
+        ):
             missing[overload_name(node.target)].append(node)
     if missing:
         lines = [f"{name}: {len(nodes)} times, first: {describe(nodes[0])}" for name, nodes in sorted(missing.items())]
@@ -159,7 +169,9 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
 def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
     value = operator.attrgetter(node.target)(graph_module)
     if not isinstance(value, torch.Tensor) or isinstance(value, torch._subclasses.FakeTensor):
-        raise LoweringError(f"node {node.name}: the constant {node.target} is a {type(value).__name__}, not a tensor with values")
+        raise LoweringError(
+            f"node {node.name}: the constant {node.target} is a {type(value).__name__}, not a tensor with values"
+        )
     try:
         return to_array(value)
     except (TypeError, OverflowError) as error:
@@ -180,12 +192,11 @@ def _meta(node: torch.fx.Node, value: Any) -> TensorMeta | None:
         raise LoweringError(f"{describe(node)}: its result is a {type(value).__name__}, not a tensor")
     if not all(isinstance(size, int) for size in value.shape):
         raise LoweringError(f"{describe(node)}: its shape {list(value.shape)} is symbolic; capture with static shapes")
-    meta = TensorMeta(tuple(value.shape), value.dtype)
     try:
-        meta.array_dtype  # noqa: B018 (raises for a dtype that JAX has not)
+        array_dtype(value.dtype)
     except TypeError as error:
         raise LoweringError(f"{describe(node)}: {error}") from error
-    return meta
+    return TensorMeta(tuple(value.shape), value.dtype)
 
 
 def _check_argument(node: torch.fx.Node, metas: tuple[TensorMeta | None, ...], array: jax.Array) -> None:

@@ -13,7 +13,8 @@ from titan.graph.lowering.dtypes import array_dtype, kind, to_array
 from titan.graph.lowering.lower import lower
 from titan.graph.lowering.opinfo_samples import RecordedCall
 
-# Calls per program. One program per call would spend most of its time starting XLA; one for all would hide which call failed.
+# Calls per program. One program per call would spend most of its time starting XLA; one for all would hide which call
+# failed.
 _CALLS_PER_PROGRAM = 64
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -27,8 +28,9 @@ class Tolerance:
     absolute: float
 
 
-# float32: both sides round every operation once, in an order of their own; that moves the last 4 bits. Narrow floats: one unit in the
-# last place (2^-8 of the value for bfloat16), since a value near the middle of two is rounded either way, and as much again for torch.
+# float32: both sides round every operation once, in an order of their own; that moves the last 4 bits. Narrow floats:
+# one unit in the last place (2^-8 of the value for bfloat16), since a value near the middle of two is rounded either
+# way, and as much again for torch.
 _TOLERANCES = {
     np.dtype(np.float32): Tolerance(relative=2e-5, absolute=1e-5),
     np.dtype(np.float16): Tolerance(relative=2**-10, absolute=2**-12),
@@ -37,9 +39,11 @@ _TOLERANCES = {
 
 _FLASH = "aten._scaled_dot_product_flash_attention_for_cpu"
 
-# OpInfo draws from -9 to 9, so that these sum products of some hundred: an absolute error of 1e-4 is the last bit of the largest term.
+# OpInfo draws from -9 to 9, so that these sum products of some hundred: an absolute error of 1e-4 is the last bit of
+# the largest term.
 _LARGE_TERMS = Tolerance(relative=2e-5, absolute=1e-4)
-# Attention rounds the probabilities to bfloat16 between its two products, torch before dividing by their sum and we after it.
+# Attention rounds the probabilities to bfloat16 between its two products, torch before dividing by their sum and we
+# after it.
 _ROUNDED_PROBABILITIES = Tolerance(relative=2**-6, absolute=2**-6)
 _SPECIAL_TOLERANCES = {
     ("aten.convolution.default", np.dtype(np.float32)): _LARGE_TERMS,
@@ -52,16 +56,23 @@ _SPECIAL_TOLERANCES = {
 # Memory that torch leaves uninitialised has no values to compare.
 _UNDEFINED_VALUES = frozenset(
     f"aten.{name}"
-    for name in ("empty.memory_format", "empty_strided.default", "empty_permuted.default", "empty_like.default",
-                 "new_empty.default", "new_empty_strided.default")  # fmt: skip
+    for name in (
+        "empty.memory_format",
+        "empty_strided.default",
+        "empty_permuted.default",
+        "empty_like.default",
+        "new_empty.default",
+        "new_empty_strided.default",
+    )  # fmt: skip
 )
 
-# These give (values, indices) and may order equal values as they like: the indices are right if they lead to the values.
+# These give (values, indices) and may order equal values as they like: the indices are right if they lead to the
+# values.
 _FREE_ORDER_OF_EQUALS = frozenset({"aten.sort.default", "aten.topk.default"})
 
 
 def exclusion(call: RecordedCall) -> str | None:
-    """Why a call cannot be compared, or None. These are limits of a compiled program without 64-bit types, not of one lowering."""
+    """Why a call cannot be compared, or None. All are limits of compiled programs without 64-bit types."""
     tensors = [t for t in tree_leaves((call.args, call.kwargs, call.result)) if isinstance(t, torch.Tensor)]
     inputs = [t for t in tree_leaves((call.args, call.kwargs)) if isinstance(t, torch.Tensor)]
     if any(t.dtype is torch.float64 for t in inputs):
@@ -134,11 +145,13 @@ def _problems(call: RecordedCall, result: Any) -> Iterator[str]:
             continue
         wrong = ~_close(call, array, to_array(tensor))
         if wrong.any() and kind(array.dtype) == "float":
-            # Some of torch's kernels round intermediates, or cancel: then torch in float64 tells who is right, element by element.
+            # Some of torch's kernels round intermediates, or cancel: then torch in float64 tells who is right, element
+            # by element.
             exact = exact or _leaves(_in_float64(call))
             wrong &= ~_close(call, array, to_array(exact[i].to(tensor.dtype)))
         if wrong.any():
-            yield f"{wrong.sum()} of {wrong.size} values differ: {array[wrong][:4]} instead of {to_array(tensor)[wrong][:4]}"
+            theirs = to_array(tensor)[wrong][:4]
+            yield f"{wrong.sum()} of {wrong.size} values differ: {array[wrong][:4]} instead of {theirs}"
 
 
 def _leaves(result: Any) -> list[Any]:

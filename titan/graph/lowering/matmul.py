@@ -128,8 +128,8 @@ def _padded_spatial(values: Sequence[int], num_spatial: int) -> tuple[int, ...]:
 @lowering("aten.convolution.default")
 def _convolution(
     ctx: LoweringContext,
-    input: jax.Array,  # (batch, in_channels, *spatial)  # noqa: A002
-    weight: jax.Array,  # (out_channels, in_channels / groups, *kernel); transposed: (in_channels, out_channels / groups, *kernel)
+    input: jax.Array,  # (batch, in_channels, *spatial)
+    weight: jax.Array,  # (out_channels, in_channels / groups, *kernel); in and out change places if transposed
     bias: jax.Array | None,
     stride: Sequence[int],
     padding: Sequence[int],
@@ -172,7 +172,8 @@ def convolve(
     }
     if not transposed:
         return lax.conv_general_dilated(x, weight, window_strides=stride, padding=[(p, p) for p in padding], **options)
-    # The transpose of a convolution: the input is dilated by the stride, the kernel is flipped and swaps its channels group by group.
+    # The transpose of a convolution: the input is dilated by the stride, the kernel is flipped and swaps its channels
+    # group by group.
     in_channels, out_per_group, *kernel = weight.shape
     weight = weight.reshape(groups, in_channels // groups, out_per_group, *kernel)
     weight = jnp.swapaxes(weight, 1, 2).reshape(groups * out_per_group, in_channels // groups, *kernel)
@@ -181,14 +182,16 @@ def convolve(
     for d in range(num_spatial):
         reach = dilation[d] * (kernel[d] - 1) - padding[d]
         pads.append((reach, reach + output_padding[d]))
-    return lax.conv_general_dilated(x, weight, window_strides=(1,) * num_spatial, padding=pads, lhs_dilation=stride, **options)
+    return lax.conv_general_dilated(
+        x, weight, window_strides=(1,) * num_spatial, padding=pads, lhs_dilation=stride, **options
+    )
 
 
 @lowering("aten.convolution_backward.default")
 def _convolution_backward(
     ctx: LoweringContext,
     grad_output: jax.Array,
-    input: jax.Array,  # noqa: A002
+    input: jax.Array,
     weight: jax.Array,
     bias_sizes: Sequence[int] | None,
     stride: Sequence[int],

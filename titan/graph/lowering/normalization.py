@@ -28,14 +28,18 @@ def _log_softmax(ctx: LoweringContext, self: jax.Array, dim: int, half_to_float:
 
 
 @lowering("aten._softmax_backward_data.default")
-def _softmax_backward(ctx: LoweringContext, grad_output: jax.Array, output: jax.Array, dim: int, input_dtype) -> jax.Array:
+def _softmax_backward(
+    ctx: LoweringContext, grad_output: jax.Array, output: jax.Array, dim: int, input_dtype
+) -> jax.Array:
     grad, y = _wide(grad_output), _wide(output)
     product = grad * y
     return product - y * jnp.sum(product, axis=dim if y.ndim else None, keepdims=True)
 
 
 @lowering("aten._log_softmax_backward_data.default")
-def _log_softmax_backward(ctx: LoweringContext, grad_output: jax.Array, output: jax.Array, dim: int, input_dtype) -> jax.Array:
+def _log_softmax_backward(
+    ctx: LoweringContext, grad_output: jax.Array, output: jax.Array, dim: int, input_dtype
+) -> jax.Array:
     grad, y = _wide(grad_output), _wide(output)
     return grad - jnp.exp(y) * jnp.sum(grad, axis=dim if y.ndim else None, keepdims=True)
 
@@ -47,7 +51,7 @@ def _trailing(x: jax.Array, normalized_shape: Sequence[int]) -> tuple[int, ...]:
 @lowering("aten.native_layer_norm.default")
 def _layer_norm(
     ctx: LoweringContext,
-    input: jax.Array,  # noqa: A002
+    input: jax.Array,
     normalized_shape: Sequence[int],
     weight: jax.Array | None,
     bias: jax.Array | None,
@@ -65,7 +69,7 @@ def _layer_norm(
 def _layer_norm_backward(
     ctx: LoweringContext,
     grad_out: jax.Array,
-    input: jax.Array,  # noqa: A002
+    input: jax.Array,
     normalized_shape: Sequence[int],
     mean: jax.Array,
     rstd: jax.Array,
@@ -96,19 +100,19 @@ def _normalized_backward(grad: jax.Array, normalized: jax.Array, rstd: jax.Array
     return (grad - mean_grad - normalized * mean_product) * rstd
 
 
-def _grouped(x: jax.Array, N: int, C: int, HxW: int, group: int) -> jax.Array:  # noqa: N803 (names of the schema)
+def _grouped(x: jax.Array, N: int, C: int, HxW: int, group: int) -> jax.Array:
     return x.reshape(N, group, C // group, HxW)
 
 
 @lowering("aten.native_group_norm.default")
 def _group_norm(
     ctx: LoweringContext,
-    input: jax.Array,  # (N, C, *spatial)  # noqa: A002
+    input: jax.Array,  # (N, C, *spatial)
     weight: jax.Array | None,
     bias: jax.Array | None,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -125,13 +129,13 @@ def _group_norm(
 def _group_norm_backward(
     ctx: LoweringContext,
     grad_out: jax.Array,
-    input: jax.Array,  # noqa: A002
+    input: jax.Array,
     mean: jax.Array,
     rstd: jax.Array,
     weight: jax.Array | None,
-    N: int,  # noqa: N803
-    C: int,  # noqa: N803
-    HxW: int,  # noqa: N803
+    N: int,
+    C: int,
+    HxW: int,
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[jax.Array | None, jax.Array | None, jax.Array | None]:
@@ -149,14 +153,10 @@ def _group_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _per_channel(x: jax.Array, num_dims: int) -> jax.Array:
-    return _wide(x).reshape(-1, *[1] * (num_dims - 2))
-
-
 @lowering("aten._native_batch_norm_legit_no_training.default")
 def _batch_norm_inference(
     ctx: LoweringContext,
-    input: jax.Array,  # (N, C, *spatial)  # noqa: A002
+    input: jax.Array,  # (N, C, *spatial)
     weight: jax.Array | None,
     bias: jax.Array | None,
     running_mean: jax.Array,
@@ -164,7 +164,9 @@ def _batch_norm_inference(
     momentum: float,
     eps: float,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    channel = lambda x: _per_channel(x, input.ndim)  # noqa: E731
+    def channel(x: jax.Array) -> jax.Array:
+        return _wide(x).reshape(-1, *[1] * (input.ndim - 2))
+
     y = (_wide(input) - channel(running_mean)) * lax.rsqrt(channel(running_var) + eps)
     y = y if weight is None else y * channel(weight)
     y = y if bias is None else y + channel(bias)

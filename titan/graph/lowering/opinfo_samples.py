@@ -1,7 +1,8 @@
 """Test data for the lowerings: every call of a lowered overload that PyTorch's own OpInfo samples lead to.
 
-An OpInfo sample calls a public function such as `torch.nn.functional.layer_norm`; a dispatch mode below autograd sees which ATen overloads
-that ends in, with the concrete arguments and results. For float32 the gradient is taken as well, which records the backward overloads.
+An OpInfo sample calls a public function such as `torch.nn.functional.layer_norm`; a dispatch mode below autograd sees
+which ATen overloads that ends in, with the concrete arguments and results. For float32 the gradient is taken as well,
+which records the backward overloads.
 """
 
 import dataclasses
@@ -29,13 +30,13 @@ class RecordedCall:
 
     @property
     def signature(self) -> str:
-        """Overload, and shapes, dtypes and plain values of the arguments: calls that agree in it compile to the same program."""
+        """Overload, shapes, dtypes and plain values of the arguments: calls that agree in it are the same program."""
         described = tree_map_only(torch.Tensor, lambda t: f"{t.dtype}{list(t.shape)}", (self.args, self.kwargs))
         return f"{self.name}{described}"
 
 
 class CallRecorder(TorchDispatchMode):
-    """Records the calls of the named overloads that are made while it is active, below autograd and above the kernels."""
+    """Records the calls of the named overloads made while it is active, below autograd and above the kernels."""
 
     def __init__(self, names: Iterable[str]) -> None:
         super().__init__()
@@ -56,7 +57,9 @@ class CallRecorder(TorchDispatchMode):
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized and not tensor.is_nested
+    return (
+        tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_quantized and not tensor.is_nested
+    )
 
 
 def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
@@ -64,7 +67,7 @@ def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def record(info: OpInfo, dtype: torch.dtype, names: Iterable[str]) -> Iterator[RecordedCall]:
-    """The distinct calls of `names` that the samples of one OpInfo and dtype lead to; the gradient's too for float32."""
+    """The distinct calls of `names` that one OpInfo's samples of one dtype lead to; the gradient's too for float32."""
     requires_grad = dtype is torch.float32 and info.supports_autograd
     recorder = CallRecorder(names)
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Importing this module fills the table with every lowering that titan.graph has."""
+"""The filled table: importing this module registers every lowering that titan.graph has."""
 
 from titan.graph.lowering import (  # noqa: F401
     activation,
@@ -14,3 +14,6 @@ from titan.graph.lowering import (  # noqa: F401
     reduction,
     shape,
 )
+from titan.graph.lowering.table import TABLE
+
+__all__ = ["TABLE"]

@@ -1,7 +1,7 @@
 """Elementwise arithmetic, comparison, logic and rounding.
 
-Integer and bool operands of float maths are converted to the result's dtype; narrow floats are computed in float32 where rounding the
-operands or intermediates first would differ from what torch does.
+Integer and bool operands of float maths are converted to the result's dtype; narrow floats are computed in float32
+where rounding the operands or intermediates first would differ from what torch does.
 """
 
 import math
@@ -113,7 +113,11 @@ def _round_decimals(ctx: LoweringContext, self: jax.Array, *, decimals: int) -> 
 
 @lowering("aten.nan_to_num.default")
 def _nan_to_num(
-    ctx: LoweringContext, self: jax.Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+    ctx: LoweringContext,
+    self: jax.Array,
+    nan: float | None = None,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> jax.Array:
     if not jnp.issubdtype(self.dtype, jnp.floating):
         return self
@@ -184,7 +188,10 @@ def _floor_divide(ctx: LoweringContext, self: Operand, other: Operand) -> jax.Ar
 
 
 def _exact_division(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The truncated quotient and the remainder. XLA may divide by multiplying with 1 / y, so x / y may miss a whole number by one bit."""
+    """The truncated quotient and the remainder.
+
+    XLA may divide by multiplying with 1 / y, so that x / y can miss a whole number by one bit.
+    """
     remainder = jnp.fmod(x, y)
     return jnp.round((x - remainder) / y), remainder
 
@@ -315,7 +322,7 @@ def _masked_fill(ctx: LoweringContext, self: jax.Array, mask: jax.Array, value: 
 
 
 @lowering("aten.clamp.default", "aten.clamp.Tensor")
-def _clamp(ctx: LoweringContext, self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:  # noqa: A002
+def _clamp(ctx: LoweringContext, self: jax.Array, min: Operand | None = None, max: Operand | None = None) -> jax.Array:
     # torch and XLA agree here: with min > max the result is max, and NaN anywhere gives NaN.
     x = cast(self, ctx.dtype)
     if min is not None:
@@ -324,12 +331,12 @@ def _clamp(ctx: LoweringContext, self: jax.Array, min: Operand | None = None, ma
 
 
 @lowering("aten.clamp_min.default", "aten.clamp_min.Tensor")
-def _clamp_min(ctx: LoweringContext, self: jax.Array, min: Operand) -> jax.Array:  # noqa: A002
+def _clamp_min(ctx: LoweringContext, self: jax.Array, min: Operand) -> jax.Array:
     return _clamp(ctx, self, min=min)
 
 
 @lowering("aten.clamp_max.default", "aten.clamp_max.Tensor")
-def _clamp_max(ctx: LoweringContext, self: jax.Array, max: Operand) -> jax.Array:  # noqa: A002
+def _clamp_max(ctx: LoweringContext, self: jax.Array, max: Operand) -> jax.Array:
     return _clamp(ctx, self, max=max)
 
 
@@ -344,13 +351,17 @@ def _lerp(ctx: LoweringContext, self: jax.Array, end: jax.Array, weight: Operand
 
 
 @lowering("aten.addcmul.default")
-def _addcmul(ctx: LoweringContext, self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: Scalar = 1) -> jax.Array:
+def _addcmul(
+    ctx: LoweringContext, self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: Scalar = 1
+) -> jax.Array:
     self, tensor1, tensor2, value = (cast(operand, ctx.compute_dtype) for operand in (self, tensor1, tensor2, value))
     return self + value * tensor1 * tensor2
 
 
 @lowering("aten.addcdiv.default")
-def _addcdiv(ctx: LoweringContext, self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: Scalar = 1) -> jax.Array:
+def _addcdiv(
+    ctx: LoweringContext, self: jax.Array, tensor1: jax.Array, tensor2: jax.Array, *, value: Scalar = 1
+) -> jax.Array:
     self, tensor1, tensor2, value = (cast(operand, ctx.compute_dtype) for operand in (self, tensor1, tensor2, value))
     return self + value * tensor1 / tensor2
 

@@ -115,9 +115,7 @@ def _argmin(ctx: LoweringContext, self: jax.Array, dim: int | None = None, keepd
     return _arg(jnp.argmin, self, dim, keepdim)
 
 
-def _extremum(
-    function: Callable[..., jax.Array], x: jax.Array, dim: int, keepdim: bool
-) -> tuple[jax.Array, jax.Array]:
+def _extremum(function: Callable[..., jax.Array], x: jax.Array, dim: int, keepdim: bool) -> tuple[jax.Array, jax.Array]:
     if x.ndim == 0:
         return x, jnp.zeros((), np.int32)
     indices = function(x, axis=dim, keepdims=True)
@@ -189,7 +187,13 @@ def _std_mean(
 
 @lowering("aten.linalg_vector_norm.default")
 def _vector_norm(
-    ctx: LoweringContext, self: jax.Array, ord: Scalar = 2, dim: Dims = None, keepdim: bool = False, *, dtype=None  # noqa: A002
+    ctx: LoweringContext,
+    self: jax.Array,
+    ord: Scalar = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype=None,
 ) -> jax.Array:
     return vector_norm(cast(self, ctx.compute_dtype), ord, reduced_dims(dim, self.ndim), keepdim)
 

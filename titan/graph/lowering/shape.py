@@ -107,7 +107,9 @@ def _split(ctx: LoweringContext, self: jax.Array, split_size: int, dim: int = 0)
 
 
 @lowering("aten.split_with_sizes.default", "aten.split_with_sizes_copy.default")
-def _split_with_sizes(ctx: LoweringContext, self: jax.Array, split_sizes: Sequence[int], dim: int = 0) -> tuple[jax.Array, ...]:
+def _split_with_sizes(
+    ctx: LoweringContext, self: jax.Array, split_sizes: Sequence[int], dim: int = 0
+) -> tuple[jax.Array, ...]:
     return _split_at(self, split_sizes, dim)
 
 
@@ -152,7 +154,10 @@ def _mirrored(name: str, num_dims: int, mode: str) -> None:
         pairs = [(padding[i], padding[i + 1]) for i in range(0, 2 * num_dims, 2)][::-1]
         lead = self.ndim - num_dims
         padded = jnp.pad(self, [(0, 0)] * lead + [(max(low, 0), max(high, 0)) for low, high in pairs], mode=mode)
-        kept = (slice(max(-low, 0), size - max(-high, 0)) for size, (low, high) in zip(padded.shape[lead:], pairs, strict=True))
+        kept = (
+            slice(max(-low, 0), size - max(-high, 0))
+            for size, (low, high) in zip(padded.shape[lead:], pairs, strict=True)
+        )
         return padded[(Ellipsis, *kept)]
 
 

@@ -3,8 +3,9 @@
     @lowering("aten.add.Tensor", "aten.add.Scalar")
     def _add(ctx, self, other, *, alpha=1): ...
 
-A lowering takes the arguments of the ATen schema under their schema names, with tensors as JAX arrays, and returns one array, or a
-tuple where the schema returns several. The caller casts each result to the dtype in the FX metadata and checks its shape.
+A lowering takes the arguments of the ATen schema under their schema names, with tensors as JAX arrays, and returns one
+array, or a tuple where the schema returns several. The caller casts each result to the dtype in the FX metadata and
+checks its shape.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from titan.graph.lowering.dtypes import array_dtype, compute_dtype
 
 
 class LoweringError(Exception):
-    """A graph cannot be lowered to JAX, or a lowering disagrees with the graph's metadata; the text names op and node."""
+    """A graph cannot be lowered, or a lowering disagrees with the graph's metadata; the text names op and node."""
 
 
 @dataclasses.dataclass(frozen=True)

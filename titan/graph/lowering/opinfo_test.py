@@ -1,0 +1,62 @@
+"""Every lowered ATen overload against PyTorch, on all calls that OpInfo's samples lead to and the handwritten ones."""
+
+import collections
+import inspect
+
+import jax
+import pytest
+import torch
+from torch.testing._internal.common_methods_invocations import op_db
+
+from titan.graph.lowering.handwritten_samples import handwritten_calls
+from titan.graph.lowering.lowering_check import exclusion, failures
+from titan.graph.lowering.opinfo_samples import RecordedCall, record
+from titan.graph.lowering.ops import TABLE
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+
+# collectives_test.py holds these: they need a mesh.
+_NAMESPACES_OF_COLLECTIVES = ("_c10d_functional.", "titan.")
+_NAMES = sorted(name for name in TABLE if not name.startswith(_NAMESPACES_OF_COLLECTIVES))
+
+
+def _has_samples(info) -> bool:
+    # jiterator compiles CUDA source; to_sparse makes tensors that the dialect does not have.
+    return not info.name.startswith("jiterator") and info.name != "to_sparse"
+
+
+@pytest.fixture(scope="session")
+def calls_by_name() -> dict[str, list[RecordedCall]]:
+    """The distinct calls of each overload that can be compared."""
+    distinct: dict[str, RecordedCall] = {}
+    for info in filter(_has_samples, op_db):
+        for dtype in _DTYPES:
+            if dtype in info.dtypes:
+                for call in record(info, dtype, _NAMES):
+                    distinct.setdefault(call.signature, call)
+    calls = collections.defaultdict(list)
+    for call in [*distinct.values(), *handwritten_calls()]:
+        if exclusion(call) is None:
+            calls[call.name].append(call)
+    return calls
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_lowering_computes_what_torch_computes(name: str, calls_by_name: dict[str, list[RecordedCall]]) -> None:
+    calls = calls_by_name[name]
+    assert calls, f"no sample reaches {name}: add one to handwritten_samples.py"
+    with jax.numpy_dtype_promotion("strict"):
+        found = failures(calls)
+    assert not found, f"{len(found)} of {len(calls)} calls:\n" + "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_lowering_takes_the_arguments_of_the_schema(name: str) -> None:
+    namespace, op, overload = name.split(".")
+    schema = getattr(getattr(getattr(torch.ops, namespace), op), overload)._schema
+    assert not schema.is_mutable, "only functional ops are in the dialect"
+    positional = [argument.name for argument in schema.arguments if not argument.kwarg_only]
+    keywords = {argument.name: None for argument in schema.arguments if argument.kwarg_only}
+    signature = inspect.signature(TABLE[name])
+    signature.bind(None, *positional, **keywords)
+    assert list(signature.parameters)[1 : 1 + len(positional)] == positional[: len(signature.parameters) - 1]
