@@ -50,7 +50,7 @@ class Checkpointer:
 
     Each array's digest, shape and dtype are recorded beside the host values, which carry a CRC of their own. Restoring
     computes the digests anew from the arrays on the devices, so that damage anywhere between the two device memories
-    is found. The digest (see `array_digest`) does not depend on the sharding, and costs one pass over the state's memory.
+    is found. The digest (see `array_digest`) does not depend on the sharding, and costs one pass over the state.
 
     In a run of several processes every process makes the same calls; only one per folder at a time may save.
     """
