@@ -1,0 +1,142 @@
+"""Runs of the recipe llama3_debug for tests: in processes of their own, and so small that a start takes seconds."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import numpy as np
+
+TINY_FLAGS = (
+    "--model.num_layers=1",
+    "--model.dim=64",
+    "--model.num_heads=2",
+    "--model.num_kv_heads=1",
+    "--model.ffn_dim=128",
+    "--model.vocab_size=512",
+    "--tokenizer.vocab_size=512",
+    "--training.sequence_length=64",
+    "--training.batch_size=4",
+    "--training.validation_interval=0",
+    # The rate of a step does not depend on the length of the run, which tests may then choose late.
+    "--lr_schedule.kind=constant",
+    "--lr_schedule.warmup_steps=2",
+)
+ENDLESS = "--training.steps=1000000"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """A process that has ended: its exit code, and the lines of its standard output and standard error."""
+
+    code: int
+    out: list[str]
+    err: list[str]
+
+
+class Workplace:
+    """A folder with a corpus, in which runs share the caches of compiled programs, tokens and tokenizers.
+
+    Attributes:
+      folder: home of the processes, so that no default path leads elsewhere.
+      corpus: JSONL of about 55 rows of 64 tokens, 14 steps of `TINY_FLAGS` an epoch.
+    """
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.corpus = folder / "corpus.jsonl"
+        draw = random.Random(0)
+        words = [f"word{i}" for i in range(100)]
+        texts = [" ".join(draw.choices(words, k=draw.choice((3, 20, 60)))) for _ in range(63)]
+        self.corpus.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    @property
+    def compiled(self) -> list[pathlib.Path]:
+        """Files of the compile cache: empty until something has been compiled."""
+        return [path for path in (self.folder / ".cache" / "titan" / "compile").rglob("*") if path.is_file()]
+
+    def start(self, run: str, *flags: str) -> subprocess.Popen:
+        """Starts a run in `folder / run`; later flags override `TINY_FLAGS`."""
+        paths = [f"--data.path={self.corpus}", f"--checkpoint.folder={self.folder / run}"]
+        environment = {
+            **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
+            "HOME": str(self.folder),
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "titan.train.recipes.llama3_debug", *TINY_FLAGS, *paths, *flags],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, run: str, *flags: str) -> Ended:
+        """Runs to the end."""
+        return wait(self.start(run, *flags))
+
+    def train(self, run: str, *flags: str) -> Ended:
+        """Runs to the end and expects success with nothing to complain about."""
+        ended = self.run(run, *flags)
+        assert ended.code == 0, ended
+        complaints = [line for line in ended.err if not line.startswith(("Training a tokenizer", "Tokenising"))]
+        assert not complaints
+        return ended
+
+
+def wait_for_line(process: subprocess.Popen, beginning: str) -> list[str]:
+    """Lines of standard output up to the first that begins so."""
+    lines = []
+    for line in process.stdout:
+        lines.append(line.rstrip("\n"))
+        if line.startswith(beginning):
+            return lines
+    raise AssertionError(f"ended before {beginning!r}: {lines} {process.stderr.read()}")
+
+
+def wait(process: subprocess.Popen, *, timeout: float = 120) -> Ended:
+    """Waits for the end; reads what has not been read yet."""
+    out, err = process.communicate(timeout=timeout)
+    return Ended(process.returncode, out.splitlines(), err.splitlines())
+
+
+def reported_losses(folder: pathlib.Path) -> dict[int, set[float]]:
+    """Step to the training losses reported for it to TensorBoard, exact float32; several if it was done several times."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    losses: dict[int, set[float]] = {}
+    for path in sorted((folder / "tensorboard").iterdir()):
+        for event in LegacyEventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                if value.tag == "loss/train":
+                    losses.setdefault(event.step, set()).add(value.simple_value)
+    return losses
+
+
+def checkpoint_steps(folder: pathlib.Path) -> list[int]:
+    """Steps of the finished checkpoints, ascending."""
+    checkpoints = folder / "checkpoints"
+    names = [path.name for path in checkpoints.iterdir()] if checkpoints.exists() else []
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def saved_state(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, read without titan."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    path = folder / "checkpoints" / str(step) / "arrays"
+    with ocp.PyTreeCheckpointer() as checkpointer:
+        names = checkpointer.metadata(path).item_metadata.tree
+        as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
+        return checkpointer.restore(path, restore_args=as_numpy)
+
+
+def differing(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> list[str]:
+    """Names of the arrays that are not equal bit for bit."""
+    assert one.keys() == other.keys()
+    return [name for name in one if one[name].tobytes() != other[name].tobytes()]
