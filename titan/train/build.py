@@ -34,7 +34,6 @@ class Run:
       config: resolved for the devices present.
       runtime: the executor's devices.
       mesh: the device mesh without trivial axes.
-      state_layouts: what the state consists of.
       train_step, eval_step: compiled when the first batch comes.
       seconds: time spent in each stage so far (capture, lower, compile).
     """
@@ -42,7 +41,6 @@ class Run:
     config: Config
     runtime: Any
     mesh: MeshSpec
-    state_layouts: dict[str, TensorLayout]
     initial_state: Any
     train_step: CompiledStep
     eval_step: CompiledStep
@@ -61,12 +59,12 @@ def build(config: Config, runtime: Any) -> Run:
     """
     config = config.resolve_devices(runtime.num_devices)
     mesh = mesh_spec(config.parallelism)
-    runtime.use_mesh(mesh)
     policy = sharding_policy(config.parallelism)
     build_model = config.model.components().build
     model = build_model()
     parameters = parameter_layouts(model, mesh, policy)
     state = train_state_layouts(parameters, mesh)
+    runtime.prepare(mesh, state)
     steps = StepBuilder(
         build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
     )
@@ -76,8 +74,7 @@ def build(config: Config, runtime: Any) -> Run:
         config=config,
         runtime=runtime,
         mesh=mesh,
-        state_layouts=state,
-        initial_state=functools.partial(runtime.initial_state, state, init_plan(model), config.training.seed),
+        initial_state=functools.partial(runtime.initial_state, init_plan(model), config.training.seed),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
         eval_step=CompiledStep("eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))),
         seconds=seconds,
@@ -109,9 +106,9 @@ def _compile(
     policy: ShardingPolicy,
     seconds: dict[str, float],
 ) -> Executable:
-    batch = batch_layouts(_global(shapes, runtime.process_count), mesh, policy)
     if not config.tpu_config.use_graph_trainer:
-        return runtime.uncaptured(make_step, batch)
+        return runtime.uncaptured(make_step)
+    batch = batch_layouts(_global(shapes, runtime.process_count), mesh, policy)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     if mesh.num_devices > 1:
@@ -119,10 +116,7 @@ def _compile(
     dump_folder = pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
     graph, _ = run_passes(graph, PASSES, disabled=config.tpu_config.disable_passes, dump_folder=dump_folder)
     seconds["capture"] += time.perf_counter() - start
-    executable = runtime.compile(graph)
-    seconds["lower"] += executable.lower_seconds
-    seconds["compile"] += executable.compile_seconds
-    return executable
+    return runtime.compile(graph, seconds)
 
 
 def _global(shapes: Shapes, process_count: int) -> Shapes:

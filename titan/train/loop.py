@@ -58,8 +58,8 @@ class Outcome:
 
     Attributes:
       progress: the whole run's, earlier starts included.
-      step_seconds: wall time of each step of this start after the first, which compiles; validation and checkpoints of
-        a step count to the next one.
+      step_seconds: wall time of each step of this start after the first, which compiles; without the time that the loop
+        spends on validation and on saving.
       first_step_at: `time.time()` when the first step of this start had been computed; NaN if there was none.
       stop_signal: the signal that ended training early, or None.
     """
@@ -93,6 +93,7 @@ class _Dispatched:
     step: int
     metrics: Mapping[str, Any]
     prepared: _Prepared
+    done_at: float | None  # time.perf_counter() where the call returned only when the step was computed
 
 
 def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLogger | None, profiler: Profiler,
@@ -127,13 +128,15 @@ class _Loop:
         else:
             state = run.runtime.from_arrays(restored[1])
             self._resume(restored[2])
-        start = self._progress.steps
+        start, stop_signal = self._progress.steps, 0
+        if self._data.validation is not None and not run.runtime.captures_late:
+            run.eval_step.executable_for(self._microbatches(next(iter(self._data.validation))))
         with stop_requests() as stop:
             prepared = self._prepare(start) if start < num_steps else None
             for step in range(start, num_steps):
                 self._profiler.step(step, self._pending.metrics if self._pending else None)
                 state, metrics = prepared.executable(state, prepared.batch)
-                dispatched, self._position = _Dispatched(step, metrics, prepared), prepared.position
+                dispatched, self._position = _Dispatched(step, metrics, prepared, run.runtime.done_at()), prepared.position
                 if step + 1 < num_steps:
                     prepared = self._prepare(step + 1)
                 self._read_pending()
@@ -143,13 +146,16 @@ class _Loop:
                 interval = run.config.training.validation_interval
                 if interval and (step + 1) % interval == 0:
                     self._validate(state)
-                if stop.signal is not None:
+                stop_signal = run.runtime.agree(stop.signal or 0)
+                if stop_signal:
                     break
             self._read_pending()
             if self._progress.steps > start:
                 self._save(state, force=True)
             self._checkpointer.wait()
-        return Outcome(self._progress, self._step_seconds, self._first_step_at, stop.signal)
+        if self._progress.steps >= num_steps:
+            stop_signal = 0  # it came too late to end anything early
+        return Outcome(self._progress, self._step_seconds, self._first_step_at, stop_signal or None)
 
     def _resume(self, host: dict[str, Any]) -> None:
         self._progress = Progress(**host["progress"])
@@ -177,7 +183,7 @@ class _Loop:
             return
         pending, self._pending = self._pending, None
         metrics = self._run.runtime.read(pending.metrics)
-        now = time.perf_counter()
+        now = pending.done_at or time.perf_counter()
         step_seconds = now - self._last_read_at
         if math.isnan(step_seconds):
             self._first_step_at = time.time()
@@ -223,7 +229,11 @@ class _Loop:
             "progress": dataclasses.asdict(self._progress),
             "data_position": base64.b64encode(self._position).decode(),
         }
-        self._checkpointer.save(self._progress.steps, self._run.runtime.to_arrays(state), host, force=force)
+        if self._logger is not None:
+            self._logger.flush()  # else a kill after this checkpoint would leave a gap in the curves
+        arrays = self._run.runtime.to_arrays(state)
+        if self._run.runtime.saves:
+            self._checkpointer.save(self._progress.steps, arrays, host, force=force)
         self._last_read_at = time.perf_counter()
 
 
@@ -237,7 +247,7 @@ def restore(run: Run, checkpointer: Checkpointer) -> tuple[int, Any, dict[str, A
     if not run.config.checkpoint.resume:
         return None
     try:
-        return checkpointer.restore(run.runtime.abstract_state(run.state_layouts))
+        return checkpointer.restore(run.runtime.abstract_state())
     except ValueError as error:
         problem, _, cure = str(error).partition("; ")
         raise ConfigError("checkpoint.folder", problem, cure) from error

@@ -1,6 +1,9 @@
 """The main program of every recipe: flags to configuration, configuration to a trained run."""
 
+import contextlib
+import functools
 import logging
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -19,12 +22,15 @@ def main(recipe: Config, argv: Sequence[str] | None = None) -> int:
     """
     with one_line_errors():
         config = parse(sys.argv if argv is None else argv, recipe)
-        logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-        logging.getLogger("jax").setLevel(logging.WARNING)
+        _set_up_logging()
         # Nothing that loads torch or jax is imported before the flags are known to be good.
         from titan.core.checkpoint import CheckpointError
 
         try:
+            if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
+                from titan.train.launch import launch
+
+                return launch(config.parallelism.num_devices, _worker, config)
             return _train(config)
         except CheckpointError as error:
             print(error, file=sys.stderr)
@@ -36,45 +42,79 @@ def run_folder(config: Config) -> pathlib.Path:
     return pathlib.Path(config.checkpoint.folder or f"~/.cache/titan/runs/{config.name}").expanduser()
 
 
+def _set_up_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("jax").setLevel(logging.WARNING)  # at INFO it reports each kind of device that is not there
+
+
+def _is_xla(config: Config) -> bool:
+    return config.tpu_config.use_graph_trainer and config.tpu_config.executor == "xla"
+
+
+def _worker(config: Config) -> int:
+    """One process of several of the torch executor."""
+    _set_up_logging()
+    with one_line_errors():
+        return _train(config)
+
+
 def _train(config: Config) -> int:
     from titan.core.checkpoint import Checkpointer
-    from titan.core.metrics import MetricsLogger, resolve_peak
+    from titan.core.metrics import MetricsLogger
     from titan.core.profiler import Profiler
     from titan.train.build import build
     from titan.train.data import open_data
     from titan.train.loop import restore, train
-    from titan.train.runtime_xla import XlaRuntime
     from titan.train.summary import summarize, write_summary
 
+    if _is_xla(config):
+        from titan.train.runtime_xla import XlaRuntime as Runtime
+    else:
+        from titan.train.runtime_torch import TorchRuntime as Runtime
+
     folder = run_folder(config)
-    runtime = XlaRuntime(config)
+    runtime = Runtime(config)
     run = build(config, runtime)
     data = open_data(run.config, process_index=runtime.process_index, process_count=runtime.process_count)
-    serialize.save(run.config, str(folder))
-    print(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}", flush=True)
-    peak = resolve_peak(run.config.metrics)
-    flops_per_token = run.config.model.flops_per_token(run.config.training.sequence_length)
-    speed = {"num_chips": peak.num_chips, "flops_per_token": flops_per_token, "peak_flops_per_chip": peak.flops_per_chip}
+    reports = runtime.process_index == 0
+    say = functools.partial(print, flush=True) if reports else lambda _: None
+    say(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")
     checkpoints = folder / "checkpoints"
-    with Checkpointer(run.config.checkpoint, str(checkpoints)) as checkpointer:
+    with contextlib.ExitStack() as stack:
+        checkpointer = stack.enter_context(Checkpointer(run.config.checkpoint, str(checkpoints)))
         restored = restore(run, checkpointer)
-        resumed_step = restored[0] if restored else None
+        resumed_step = restored[0] if restored else 0
         if restored:
-            print(f"resumed from {checkpoints}/{resumed_step}", flush=True)
-        with (
-            MetricsLogger(run.config.metrics, str(folder), resumed_step=resumed_step, **speed) as logger,
-            Profiler(run.config.profiler, str(folder)) as profiler,
-        ):
-            outcome = train(run, data, checkpointer, logger, profiler, restored)
-    summary = summarize(run, outcome, **speed)
-    summary |= {
-        "folder": str(folder),
-        "checkpoint": f"{checkpoints}/{outcome.progress.steps}",
-        "config": str(folder / "config.json"),
-        "metrics": str(folder / "tensorboard") if run.config.metrics.tensorboard else None,
-    }
-    path = write_summary(summary, folder)
-    for name in ("checkpoint", "metrics", "config"):
-        print(f"{name}: {summary[name]}")
-    print(f"summary: {path}")
+            say(f"resumed from {checkpoints}/{resumed_step}")
+            if resumed_step >= run.config.training.steps:
+                say(f"all of --training.steps={run.config.training.steps} are done; give more to train on")
+        if reports:
+            # Not before the checkpoint has been found to fit: it would replace the configuration that does.
+            serialize.save(run.config, str(folder))
+        peak = runtime.peak(run.config.metrics)
+        flops_per_token = run.config.model.flops_per_token(run.config.training.sequence_length)
+        speed = {
+            "num_chips": peak.num_chips,
+            "flops_per_token": flops_per_token,
+            "peak_flops_per_chip": peak.flops_per_chip,
+        }
+        logger = None
+        if reports:
+            logger = MetricsLogger(run.config.metrics, str(folder), resumed_step=resumed_step, **speed)
+            stack.enter_context(logger)
+        profiler = stack.enter_context(Profiler(run.config.profiler, str(folder)))
+        outcome = train(run, data, checkpointer, logger, profiler, restored)
+    runtime.close()
+    if reports:
+        summary = summarize(run, outcome, **speed)
+        summary |= {
+            "folder": str(folder),
+            "checkpoint": f"{checkpoints}/{outcome.progress.steps}",
+            "config": str(folder / "config.json"),
+            "metrics": str(folder / "tensorboard") if run.config.metrics.tensorboard else None,
+        }
+        path = write_summary(summary, folder)
+        for name in ("checkpoint", "metrics", "config"):
+            say(f"{name}: {summary[name]}")
+        say(f"summary: {path}")
     return 0 if outcome.stop_signal is None else 128 + outcome.stop_signal

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from titan.core.init import Initializer, sample
+from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
@@ -24,10 +26,12 @@ class XlaRuntime:
       num_devices: devices of all processes together.
       process_index, process_count: this process among those of the run.
       device_kind: JAX's name of the devices.
-      captures: the executor takes captured graphs.
+      saves: whether this process takes part in writing checkpoints; with JAX all do.
+      captures_late: whether a step can still be captured once another has run.
     """
 
-    captures = True
+    saves = True
+    captures_late = True
 
     def __init__(self, config: Config):
         """Starts JAX. Must come before anything else that asks JAX for its devices."""
@@ -49,20 +53,22 @@ class XlaRuntime:
         self.process_count = jax.process_count()
         self.device_kind = self._devices[0].device_kind
 
-    def use_mesh(self, spec: MeshSpec) -> None:
-        """Fixes the mesh of everything that follows."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
+        """Fixes the mesh of everything that follows, and what the state consists of."""
         self._spec = spec
         self._mesh: Mesh = jax_mesh(spec, self._devices)
+        self._abstract = abstract_arrays(layouts, spec, self._mesh)
 
-    def compile(self, graph: StepGraph) -> XlaExecutable:
-        """One program for all devices of the mesh."""
-        return compile_xla(graph, self._devices)
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
+        """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
+        executable = compile_xla(graph, self._devices)
+        seconds["lower"] += executable.lower_seconds
+        seconds["compile"] += executable.compile_seconds
+        return executable
 
-    def initial_state(
-        self, layouts: Mapping[str, TensorLayout], plan: Mapping[str, Initializer], seed: int
-    ) -> dict[str, jax.Array]:
+    def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> dict[str, jax.Array]:
         """Parameters by their initialisers and everything else zero, each shard made on its own device."""
-        abstract = abstract_arrays(layouts, self._spec, self._mesh)
+        abstract = self._abstract
 
         def make() -> dict[str, jax.Array]:
             return {
@@ -74,9 +80,9 @@ class XlaRuntime:
 
         return jax.jit(make, out_shardings={name: array.sharding for name, array in abstract.items()})()
 
-    def abstract_state(self, layouts: Mapping[str, TensorLayout]) -> dict[str, jax.ShapeDtypeStruct]:
+    def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What a checkpoint is restored onto."""
-        return abstract_arrays(layouts, self._spec, self._mesh)
+        return self._abstract
 
     def to_arrays(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The state as the checkpoint stores it."""
@@ -90,9 +96,21 @@ class XlaRuntime:
         """Waits for a step's metrics and brings them to the host."""
         return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
 
-    def wait(self, state: Mapping[str, jax.Array]) -> None:
-        """Waits until the state has been computed."""
-        jax.block_until_ready(dict(state))
+    def peak(self, config: MetricsConfig) -> Peak:
+        """The peak that MFU is measured against."""
+        return resolve_peak(config, self._devices[: self._spec.num_devices])
+
+    def agree(self, number: int) -> int:
+        """The largest `number` of all processes, so that all stop at the same step."""
+        if self.process_count == 1:
+            return number
+        from jax.experimental import multihost_utils
+
+        return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+
+    def done_at(self) -> None:
+        """None: a step that was just called is still being computed."""
+        return None
 
     def close(self) -> None:
         """Nothing to end: JAX ends with the process."""

@@ -1,7 +1,8 @@
 """The torch executor: a StepGraph interpreted by PyTorch, one process a device. It is the reference for the others."""
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -16,53 +17,50 @@ from titan.parallel.mesh import MeshSpec
 Tensors = dict[str, torch.Tensor]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class TorchExecutable:
-    """An interpreted step.
+    """A step to interpret.
 
     Attributes:
       graph: the captured step.
-      module: its graph with the names of this process's process groups in place of mesh axes.
-      device_mesh: the running mesh; None for one device.
+      device_mesh: gives the running mesh, of the graph's axes and sizes (None for one device). It is asked at the first call
+        and not before: capture needs a process without a process group, and other steps may still have to be captured.
     """
 
     graph: StepGraph
-    module: torch.fx.GraphModule
-    device_mesh: DeviceMesh | None
+    device_mesh: Callable[[], DeviceMesh | None]
 
     def __call__(self, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
-        """Runs one step on this rank's shards; returns the new state (empty for a step that only reads it) and the metrics."""
+        """Runs one step on this rank's shards; returns the new state (empty for a step that only reads it) and the metrics.
+
+        Raises:
+          ValueError: the running mesh is not the one that the graph was captured for.
+        """
         graph = self.graph
         with torch.no_grad():
-            outputs = self.module(*(state[name] for name in graph.state), *(batch[name] for name in graph.batch))
+            outputs = self._module(*(state[name] for name in graph.state), *(batch[name] for name in graph.batch))
         num_state = len(graph.state) if graph.updates_state else 0
         return dict(zip(graph.state, outputs[:num_state])), dict(zip(graph.metrics, outputs[num_state:]))
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Tensors:
-        """This rank's part of a global batch."""
-        return {
-            name: local_shard(torch.as_tensor(batch[name]), layout, self.graph.mesh, self.device_mesh)
-            for name, layout in self.graph.batch.items()
-        }
+        """This process's rows of the global batch as tensors."""
+        return {name: torch.as_tensor(array) for name, array in batch.items()}
+
+    @functools.cached_property
+    def _module(self) -> torch.fx.GraphModule:
+        return _bind(self.graph, self.device_mesh())
 
 
-def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, mesh: DeviceMesh | None) -> torch.Tensor:
-    """This rank's shard of a global tensor."""
-    for axis, (placement, size) in enumerate(zip(layout.placements, spec.axis_sizes)):
+def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank: int) -> torch.Tensor:
+    """A rank's shard of a global tensor."""
+    for placement, size, index in zip(layout.placements, spec.axis_sizes, np.unravel_index(rank, spec.axis_sizes or (1,))):
         if placement.is_shard():
-            tensor = tensor.chunk(size, placement.dim)[mesh.get_local_rank(axis)]
+            tensor = tensor.chunk(size, placement.dim)[index]
     return tensor.contiguous()
 
 
-def compile_torch(graph: StepGraph, device_mesh: DeviceMesh | None) -> TorchExecutable:
-    """Binds a step's mesh axes to the process groups of a running mesh.
-
-    Args:
-      device_mesh: a mesh of the graph's axes and sizes, or None where the graph has no axis.
-
-    Raises:
-      ValueError: the running mesh is not the one that the graph was captured for.
-    """
+def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphModule:
+    """The graph with the names of running process groups in place of mesh axes."""
     running = MeshSpec(tuple(device_mesh.mesh_dim_names), tuple(device_mesh.shape)) if device_mesh else MeshSpec((), ())
     if running != graph.mesh:
         raise ValueError(f"the step was captured for the mesh {graph.mesh}, and the running mesh is {running}")
@@ -74,4 +72,4 @@ def compile_torch(graph: StepGraph, device_mesh: DeviceMesh | None) -> TorchExec
         if position is not None:
             copied.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
     module.recompile()
-    return TorchExecutable(graph, module, device_mesh)
+    return module

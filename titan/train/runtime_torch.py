@@ -1,0 +1,161 @@
+"""The processes of the torch executor: one per device, on CPU over gloo. The reference for the xla executor."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from titan.core.init import Initializer, sample
+from titan.core.metrics import MetricsConfig, Peak, resolve_peak
+from titan.graph.capture import StepFunction, Tensors
+from titan.graph.executors.torch import TorchExecutable, local_shard
+from titan.graph.step_graph import StepGraph
+from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec
+from titan.train.config import Config
+from titan.train.state import PARAMS
+
+
+@dataclasses.dataclass(frozen=True)
+class UncapturedStep:
+    """A step run by PyTorch as it stands; an `Executable`."""
+
+    step: StepFunction
+
+    def __call__(self, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
+        """Runs the step on this rank's shards."""
+        return self.step.call(dict(state), dict(batch))
+
+    def place(self, batch: Mapping[str, np.ndarray]) -> Tensors:
+        """This process's rows as tensors."""
+        return {name: torch.as_tensor(array) for name, array in batch.items()}
+
+
+class TorchRuntime:
+    """One process of a run; `titan.train.launch` starts the others.
+
+    Attributes:
+      num_devices: processes of the run.
+      process_index, process_count: this process among them.
+      device_kind: what the run is reported to run on.
+      saves: whether this process writes checkpoints.
+      captures_late: whether a step can still be captured once another has run.
+    """
+
+    def __init__(self, config: Config):
+        """Joins the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without them it is alone."""
+        self.process_count = int(os.environ.get("WORLD_SIZE", "1"))
+        self.process_index = int(os.environ.get("RANK", "0"))
+        self.num_devices = self.process_count
+        self.device_kind = "cpu (PyTorch)"
+        self.saves = self.process_index == 0
+        self._compile_blocks = config.compile.enable
+        self._device_mesh: DeviceMesh | None = None
+
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
+        """Fixes the mesh of everything that follows, and what the state consists of.
+
+        The process group is started when the first step runs.
+        """
+        self._spec, self._layouts = spec, dict(layouts)
+        # With a process group running nothing can be captured (see `fake_world`).
+        self.captures_late = not spec.axis_names
+
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> TorchExecutable:
+        """The captured graph, bound to the process groups of the mesh; there is nothing to lower or compile."""
+        return TorchExecutable(graph, self._mesh)
+
+    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> UncapturedStep:
+        """The step without capture: eager, or with each block of the model under torch.compile."""
+        step = make_step(self._mesh())
+        if self._compile_blocks:
+            for blocks in [module for module in step.module.modules() if isinstance(module, nn.ModuleList)]:
+                for block in blocks:
+                    block.compile()
+        return UncapturedStep(step)
+
+    def _mesh(self) -> DeviceMesh | None:
+        # Capture needs a process without a process group, so the group is made after it and only once.
+        if self._device_mesh is None and self._spec.axis_names:
+            dist.init_process_group("gloo")
+            self._device_mesh = self._spec.device_mesh("cpu")
+        return self._device_mesh
+
+    def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> dict[str, torch.Tensor]:
+        """This rank's shards of the parameters, with the values that the xla executor begins from; the rest is zero."""
+        state = {}
+        for name, layout in self._layouts.items():
+            if name.startswith(PARAMS):
+                fqn = name.removeprefix(PARAMS)
+                dtype = str(layout.dtype).removeprefix("torch.")
+                full = torch.from_numpy(np.array(sample(plan[fqn], seed, fqn, layout.shape, dtype)))
+                state[name] = local_shard(full, layout, self._spec, self.process_index)
+            else:
+                state[name] = torch.zeros(layout.local_shape(self._spec), dtype=layout.dtype)
+        return state
+
+    def abstract_state(self) -> dict[str, Any]:
+        """What a checkpoint is restored onto: every process reads all of it and keeps its shards."""
+        import jax
+
+        from titan.graph.lowering.dtypes import array_dtype
+
+        return {
+            name: jax.ShapeDtypeStruct(layout.shape, array_dtype(layout.dtype))
+            for name, layout in self._layouts.items()
+        }
+
+    def to_arrays(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The whole state as JAX arrays; every process must call it."""
+        import jax.numpy as jnp
+
+        arrays = {}
+        for name, tensor in state.items():
+            if self._spec.axis_names:
+                layout = self._layouts[name]
+                tensor = DTensor.from_local(tensor, self._mesh(), layout.placements, run_check=False).full_tensor()
+            arrays[name] = jnp.array(tensor.numpy())
+        return arrays
+
+    def from_arrays(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """This rank's shards of a restored state."""
+        return {
+            name: local_shard(torch.from_numpy(np.array(array)), self._layouts[name], self._spec, self.process_index)
+            for name, array in arrays.items()
+        }
+
+    def read(self, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """A step's metrics as numbers."""
+        return {name: float(value) for name, value in metrics.items()}
+
+    def peak(self, config: MetricsConfig) -> Peak:
+        """The peak that MFU is measured against: this machine's, divided among the processes that share it."""
+        whole = resolve_peak(config)
+        share = 1 if whole.source == "flag" else self.process_count
+        return Peak(whole.flops_per_chip / share, self.process_count, whole.source)
+
+    def agree(self, number: int) -> int:
+        """The largest `number` of all processes, so that all stop at the same step."""
+        if self._device_mesh is None:
+            return number
+        largest = torch.tensor(number)
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return int(largest)
+
+    def done_at(self) -> float:
+        """Now: PyTorch on CPU has computed a step when its call returns."""
+        return time.perf_counter()
+
+    def close(self) -> None:
+        """Leaves the process group."""
+        if self._device_mesh is not None:
+            dist.destroy_process_group()
+            self._device_mesh = None
