@@ -7,6 +7,7 @@ import pathlib
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,8 +59,8 @@ class Workplace:
         """Files of the compile cache: empty until something has been compiled."""
         return [path for path in (self.folder / ".cache" / "titan" / "compile").rglob("*") if path.is_file()]
 
-    def start(self, run: str, *flags: str) -> subprocess.Popen:
-        """Starts a run in `folder / run`; later flags override `TINY_FLAGS`."""
+    def start(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> subprocess.Popen:
+        """Starts a run in `folder / run`; `flags` override `defaults`."""
         paths = [f"--data.path={self.corpus}", f"--checkpoint.folder={self.folder / run}"]
         environment = {
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
@@ -68,20 +69,20 @@ class Workplace:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "titan.train.recipes.llama3_debug", *TINY_FLAGS, *paths, *flags],
+            [sys.executable, "-m", "titan.train.recipes.llama3_debug", *defaults, *paths, *flags],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, run: str, *flags: str) -> Ended:
+    def run(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> Ended:
         """Runs to the end."""
-        return wait(self.start(run, *flags))
+        return wait(self.start(run, *flags, defaults=defaults))
 
-    def train(self, run: str, *flags: str) -> Ended:
+    def train(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> Ended:
         """Runs to the end and expects success with nothing to complain about."""
-        ended = self.run(run, *flags)
+        ended = self.run(run, *flags, defaults=defaults)
         assert ended.code == 0, ended
         complaints = [line for line in ended.err if not line.startswith(("Training a tokenizer", "Tokenising"))]
         assert not complaints
