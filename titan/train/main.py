@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from titan.core.config import serialize
 from titan.core.config.flags import one_line_errors, parse
+from titan.core.config.validate import ConfigError
 from titan.train.config import Config
 
 
@@ -22,19 +23,12 @@ def main(recipe: Config, argv: Sequence[str] | None = None) -> int:
     """
     with one_line_errors():
         config = parse(sys.argv if argv is None else argv, recipe)
-        _set_up_logging()
         # Nothing that loads torch or jax is imported before the flags are known to be good.
-        from titan.core.checkpoint import CheckpointError
+        if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
+            from titan.train.launch import launch
 
-        try:
-            if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
-                from titan.train.launch import launch
-
-                return launch(config.parallelism.num_devices, _worker, config)
-            return _train(config)
-        except CheckpointError as error:
-            print(error, file=sys.stderr)
-            return 1
+            return launch(config.parallelism.num_devices, _worker, config)
+        return _run(config)
 
 
 def run_folder(config: Config) -> pathlib.Path:
@@ -42,20 +36,34 @@ def run_folder(config: Config) -> pathlib.Path:
     return pathlib.Path(config.checkpoint.folder or f"~/.cache/titan/runs/{config.name}").expanduser()
 
 
-def _set_up_logging() -> None:
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("jax").setLevel(logging.WARNING)  # at INFO it reports each kind of device that is not there
-
-
 def _is_xla(config: Config) -> bool:
     return config.tpu_config.use_graph_trainer and config.tpu_config.executor == "xla"
 
 
 def _worker(config: Config) -> int:
-    """One process of several of the torch executor."""
-    _set_up_logging()
     with one_line_errors():
+        return _run(config)
+
+
+def _run(config: Config) -> int:
+    """The run of one process. Where there are several, the first says what all of them would."""
+    from titan.core.checkpoint import CheckpointError
+
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("jax").setLevel(logging.WARNING)  # at INFO it reports each kind of device that is not there
+    is_first = os.environ.get("RANK", "0") == "0"
+    if not is_first:
+        logging.disable(logging.WARNING)
+    try:
         return _train(config)
+    except CheckpointError as error:
+        if is_first:
+            print(error, file=sys.stderr)
+        return 1
+    except ConfigError:
+        if is_first:
+            raise
+        return 2
 
 
 def _train(config: Config) -> int:
