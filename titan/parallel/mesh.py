@@ -81,6 +81,7 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
         return
     if dist.is_initialized():
         raise RuntimeError("capture needs a process without a process group; destroy the running one first")
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear_dtensor_caches
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     excepthook = sys.excepthook  # init_process_group replaces it by one that marks every later traceback with the rank
@@ -88,5 +89,8 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
     try:
         yield spec.device_mesh("cpu")
     finally:
+        # DTensor remembers the placements of results by the inputs' meshes, and equal meshes of two worlds are one key to
+        # it: the next world's results would name the process groups of this one.
+        clear_dtensor_caches()
         dist.destroy_process_group()
         sys.excepthook = excepthook

@@ -70,12 +70,10 @@ class StepBuilder:
             with region("loss"):
                 loss = self._sum(loss, mesh, policy.data_axes)
             with region("optimizer"):
-                local_grads = {
-                    name: reduce_replicas(grad).to_local() if isinstance(grad, DTensor) else grad
-                    for name, grad in grads.items()
-                }
-                grad_norm = self._global_norm(local_grads, mesh)
-                new_state = self._update(state, local_grads, grad_norm, batch[LEARNING_RATE])
+                if policy.defer_replicas:
+                    grads = self._reduce_replicas(grads, mesh)
+                grad_norm = self._global_norm(grads, mesh)
+                new_state = self._update(state, grads, grad_norm, batch[LEARNING_RATE])
             metrics = {"loss": loss, "grad_norm": grad_norm, "num_tokens": num_tokens}
             return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
 
@@ -135,10 +133,30 @@ class StepBuilder:
             with region("loss"):
                 loss = loss / denominator
             with region("backward"):
-                new = dict(zip(weights, torch.autograd.grad(loss, list(weights.values()))))
+                new = {
+                    name: grad.to_local() if isinstance(grad, DTensor) else grad
+                    for name, grad in zip(weights, torch.autograd.grad(loss, list(weights.values())))
+                }
                 grads = {name: grads[name] + grad for name, grad in new.items()} if grads else new
             losses.append(loss.detach())
         return _total(losses), grads
+
+    def _reduce_replicas(self, grads: Tensors, mesh: DeviceMesh | None) -> Tensors:
+        """The sum over replicas of accumulated gradients."""
+        if mesh is None or self.policy.replicate_axis not in mesh.mesh_dim_names:
+            return grads
+        reduced = {}
+        for name, grad in grads.items():
+            layout = self.parameters[name]
+            placements = [
+                Partial() if axis == self.policy.replicate_axis else placement
+                for axis, placement in zip(mesh.mesh_dim_names, layout.placements)
+            ]
+            partial = DTensor.from_local(
+                grad, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=_strides(layout.shape)
+            )
+            reduced[name] = reduce_replicas(partial).to_local()
+        return reduced
 
     def _sum(self, value: torch.Tensor, mesh: DeviceMesh | None, axes: Iterable[str]) -> torch.Tensor:
         """The sum of each rank's `value` over the named mesh axes."""
