@@ -22,12 +22,10 @@ def launch(num_processes: int, program: Callable[..., int], *args: Any) -> int:
     Returns:
       0, or the exit code of the first process that failed: 128 + n if signal n ended it.
     """
-    import torch.multiprocessing as mp
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    context = mp.get_context("spawn")
+    context = multiprocessing.get_context("spawn")
     processes = [
         context.Process(target=_run, args=(rank, num_processes, port, program, args)) for rank in range(num_processes)
     ]

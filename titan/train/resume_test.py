@@ -23,6 +23,11 @@ from titan.train.run_for_test import (
 )
 
 STEPS_AFTER = 20
+EAGER_PROCESSES = (
+    "--tpu_config.use_graph_trainer=false",
+    "--compile.enable=false",
+    "--parallelism.num_devices=2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +108,11 @@ def test_both_halves_of_the_run_cross_an_epoch(stopped):
     [
         ("--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=2"),
         ("--parallelism.num_devices=1",),
+        EAGER_PROCESSES,
     ],
-    ids=["hsdp_2x2", "one_device"],
+    ids=["hsdp_2x2", "one_device", "eager_processes"],
 )
-def test_another_mesh_goes_on_within_rounding(workplace, stopped, uninterrupted, last_step, flags, request):
+def test_another_mesh_or_executor_goes_on_within_rounding(workplace, stopped, uninterrupted, last_step, flags, request):
     folder = _resume(workplace, stopped, request.node.callspec.id, last_step, *flags)
     expected, got = reported_losses(uninterrupted), reported_losses(folder)
     assert sorted(got) == list(range(1, last_step + 1))
@@ -114,14 +120,16 @@ def test_another_mesh_goes_on_within_rounding(workplace, stopped, uninterrupted,
         assert [*got[step]] == pytest.approx([*expected[step]], rel=1e-5)
 
 
-def test_sigint_stops_too(workplace):
-    process = workplace.start("interrupted", ENDLESS)
+@pytest.mark.parametrize("flags", [(), EAGER_PROCESSES], ids=["xla", "eager_processes"])
+def test_sigint_stops_too(workplace, flags, request):
+    name = f"interrupted_{request.node.callspec.id}"
+    process = workplace.start(name, ENDLESS, *flags)
     wait_for_line(process, "step 3 ")
     process.send_signal(signal.SIGINT)
     ended = wait(process)
     assert ended.code == 128 + signal.SIGINT
     assert ended.err == ["SIGINT: stopping after this step; a checkpoint is saved first"]
-    folder = workplace.folder / "interrupted"
+    folder = workplace.folder / name
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["stop_signal"], summary["steps"]) == (signal.SIGINT, checkpoint_steps(folder)[-1])
 
