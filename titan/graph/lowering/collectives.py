@@ -116,5 +116,5 @@ def _wait_tensor(ctx: LoweringContext, tensor: jax.Array) -> jax.Array:
 
 
 @lowering("titan.axis_index.default")
-def _axis_index(ctx: LoweringContext, axis_name: str) -> jax.Array:
-    return lax.axis_index(axis_name)
+def _axis_index(ctx: LoweringContext, group_name: str) -> jax.Array:
+    return lax.axis_index(group_name)

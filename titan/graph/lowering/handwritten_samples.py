@@ -57,6 +57,11 @@ def _pointwise() -> Iterator[Sample]:
     mask = _random(3, 4, dtype=torch.bool)
     for op in (_ATEN.bitwise_and, _ATEN.bitwise_or, _ATEN.bitwise_xor):
         yield op.Scalar, (mask, True), {}
+    x = _random(3, 4)
+    for order in (0, 1, 2, 3, torch.inf, -torch.inf):
+        yield _ATEN.norm.Scalar, (x, order), {}
+        yield _ATEN.norm.ScalarOpt_dtype, (x.bfloat16(), order), {"dtype": torch.float32}
+        yield _ATEN.norm.ScalarOpt_dim_dtype, (x.bfloat16(), order, [1], True), {"dtype": torch.float32}
     yield _ATEN.complex.default, (_random(3, 4), _random(3, 4)), {}
 
 
@@ -145,9 +150,9 @@ def _unusual_values() -> Iterator[Sample]:
     for dtype in _FLOATS:
         x = special.to(dtype)
         a, b = left.to(dtype), right.to(dtype)
-        for name in ("abs", "ceil", "elu", "erf", "exp", "expm1", "floor", "gelu", "isinf", "isnan", "leaky_relu", "log",
-                     "log1p", "logical_not", "nan_to_num", "neg", "reciprocal", "relu", "round", "rsqrt", "sigmoid",
-                     "sign", "signbit", "silu", "softplus", "sqrt", "tanh", "trunc"):  # fmt: skip
+        for name in ("abs", "ceil", "elu", "erf", "exp", "expm1", "floor", "gelu", "isinf", "isnan", "leaky_relu",
+                     "log", "log1p", "logical_not", "nan_to_num", "neg", "reciprocal", "relu", "round", "rsqrt",
+                     "sigmoid", "sign", "signbit", "silu", "softplus", "sqrt", "tanh", "trunc"):  # fmt: skip
             yield getattr(_ATEN, name).default, (x,), {}
         for name in ("maximum", "minimum", "fmax", "fmin", "logaddexp", "hypot", "logical_and"):
             yield getattr(_ATEN, name).default, (a, b), {}

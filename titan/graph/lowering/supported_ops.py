@@ -14,8 +14,9 @@ from titan.graph.lowering.table import Lowering
 _HEADER = """# Supported ops
 
 The overloads that the `xla` executor lowers to JAX, by the file of `titan/graph/lowering` that holds them. Each is
-tested against PyTorch on OpInfo's samples. This page is made from the table: `bazel run
-//titan/graph/lowering:supported_ops -- $PWD/docs/supported_ops.md`.
+tested against PyTorch, on OpInfo's samples where it has any. This page is made from the table:
+
+    ./bazelw run //titan/graph/lowering:write_supported_ops -- docs/supported_ops.md
 """
 
 

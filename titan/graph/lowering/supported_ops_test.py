@@ -1,3 +1,5 @@
+"""The page of supported ops is what the table makes."""
+
 import pathlib
 
 from titan.graph.lowering.ops import TABLE
@@ -7,9 +9,7 @@ _PAGE = pathlib.Path(__file__).parents[3] / "docs" / "supported_ops.md"
 
 
 def test_page_is_up_to_date() -> None:
-    assert _PAGE.read_text(encoding="utf-8") == render(TABLE), (
-        "run //titan/graph/lowering:supported_ops to rewrite the page"
-    )
+    assert _PAGE.read_text(encoding="utf-8") == render(TABLE), "run //titan/graph/lowering:write_supported_ops"
 
 
 def test_page_names_each_overload_once(tmp_path: pathlib.Path) -> None:
