@@ -56,7 +56,9 @@ def _eager(builder: StepBuilder) -> Step:
     step = builder.train_step(None)
 
     def call(state: Arrays, batch: Arrays) -> tuple[Arrays, Arrays]:
-        tensors = [{name: torch.from_numpy(np.array(array)) for name, array in group.items()} for group in (state, batch)]
+        tensors = [
+            {name: torch.from_numpy(np.array(array)) for name, array in group.items()} for group in (state, batch)
+        ]
         return tuple({name: value.numpy() for name, value in group.items()} for group in step.call(*tensors))
 
     return call

@@ -16,8 +16,8 @@ _SECONDS_AFTER_FAILURE = 10.0
 def launch(num_processes: int, program: Callable[..., int], *args: Any) -> int:
     """Runs `program(*args)` in so many processes with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
 
-    SIGTERM and SIGINT are passed on to all of them. When one fails the others are ended, since they would wait for it in
-    their next collective; when this process is killed they end too.
+    SIGTERM and SIGINT are passed on to all of them. When one fails the others are ended, since they would wait for it
+    in their next collective; when this process is killed they end too.
 
     Returns:
       0, or the exit code of the first process that failed: 128 + n if signal n ended it.
@@ -61,9 +61,7 @@ def _wait(processes: list[Any]) -> int:
 def _run(rank: int, num_processes: int, port: int, program: Callable[..., int], args: tuple[Any, ...]) -> None:
     os.setpgid(0, 0)  # Ctrl-C at a terminal reaches the launcher alone, which passes it on: once, not twice
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ.update(
-        RANK=str(rank), WORLD_SIZE=str(num_processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(num_processes), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     raise SystemExit(program(*args))
 
 

@@ -173,8 +173,8 @@ def test_no_intact_checkpoint_ends_the_run_with_one_line(workplace, stopped):
     ended = workplace.run("all_damaged", ENDLESS)
     assert ended.code == 1
     assert [line for line in ended.err if "is damaged and not used" not in line] == [
-        f"none of the 2 checkpoints in {folder}/checkpoints is intact; restore the folder from a copy, or begin anew with "
-        "--checkpoint.resume=false or another --checkpoint.folder"
+        f"none of the 2 checkpoints in {folder}/checkpoints is intact; restore the folder from a copy, or begin anew "
+        "with --checkpoint.resume=false or another --checkpoint.folder"
     ]
     assert len(ended.err) == 3
     assert _files(folder) == files  # nothing is thrown away

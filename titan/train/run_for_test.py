@@ -106,7 +106,7 @@ def wait(process: subprocess.Popen, *, timeout: float = 120) -> Ended:
 
 
 def reported_losses(folder: pathlib.Path) -> dict[int, set[float]]:
-    """Step to the training losses reported for it to TensorBoard, exact float32; several if it was done several times."""
+    """Step to the training losses that TensorBoard was given for it, exact float32; a step done twice may have two."""
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 
     losses: dict[int, set[float]] = {}
