@@ -1,6 +1,7 @@
 """How one global tensor lies over a mesh: its global shape, and one DTensor placement per mesh axis."""
 
 import dataclasses
+import math
 
 import torch
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
@@ -27,26 +28,31 @@ class TensorLayout:
         """The shape of one device's shard.
 
         Raises:
-          ValueError: an axis does not divide the dim that it shards, or the placements do not fit the mesh.
+          ValueError: axes do not divide the dim that they shard, or the placements do not fit the tensor or the mesh.
         """
-        if len(self.placements) != len(mesh.axis_names):
-            raise ValueError(f"{len(self.placements)} placements for the mesh {mesh}")
         local = list(self.shape)
-        for placement, name, size in zip(self.placements, mesh.axis_names, mesh.axis_sizes):
-            if isinstance(placement, Shard):
-                if local[placement.dim] % size:
-                    raise ValueError(
-                        f"dim {placement.dim} of shape {self.shape} is not divisible by axis {name} of size {size}"
-                    )
-                local[placement.dim] //= size
-            elif not isinstance(placement, Replicate):
-                raise ValueError(f"a tensor at rest is sharded or replicated, not {placement}")
+        for dim, names in enumerate(self.axes_by_dim(mesh)):
+            num_shards = math.prod(map(mesh.size, names))
+            if local[dim] % num_shards:
+                axes = " x ".join(f"{name}={mesh.size(name)}" for name in names)
+                raise ValueError(f"dim {dim} of shape {self.shape} is not divisible by its mesh axes {axes}")
+            local[dim] //= num_shards
         return tuple(local)
 
     def axes_by_dim(self, mesh: MeshSpec) -> tuple[tuple[str, ...], ...]:
-        """For each tensor dim the mesh axes that shard it, outermost first: the shape of a `jax.sharding.PartitionSpec`."""
+        """For each tensor dim the mesh axes that shard it, outermost first: the shape of a `jax.sharding.PartitionSpec`.
+
+        Raises:
+          ValueError: the placements do not fit the tensor or the mesh.
+        """
+        if len(self.placements) != len(mesh.axis_names):
+            raise ValueError(f"{len(self.placements)} placements for the mesh {mesh}")
         axes: list[list[str]] = [[] for _ in self.shape]
         for placement, name in zip(self.placements, mesh.axis_names):
             if isinstance(placement, Shard):
+                if not 0 <= placement.dim < len(self.shape):
+                    raise ValueError(f"axis {name} shards dim {placement.dim} of a tensor of shape {self.shape}")
                 axes[placement.dim].append(name)
+            elif not isinstance(placement, Replicate):
+                raise ValueError(f"a tensor at rest is sharded or replicated, not {placement!r}")
         return tuple(tuple(names) for names in axes)

@@ -75,7 +75,10 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
 
     Raises:
       RuntimeError: a default process group exists already.
+      ValueError: the mesh has no such rank.
     """
+    if not 0 <= rank < spec.num_devices:
+        raise ValueError(f"the mesh {spec} has the ranks 0 to {spec.num_devices - 1}, not {rank}")
     if not spec.axis_names:
         yield None
         return
@@ -85,12 +88,13 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     excepthook = sys.excepthook  # init_process_group replaces it by one that marks every later traceback with the rank
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.num_devices)
     try:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.num_devices)
         yield spec.device_mesh("cpu")
     finally:
         # DTensor remembers the placements of results by the inputs' meshes, and equal meshes of two worlds are one key to
         # it: the next world's results would name the process groups of this one.
         clear_dtensor_caches()
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
         sys.excepthook = excepthook

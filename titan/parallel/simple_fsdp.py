@@ -12,6 +12,7 @@ has none.
 """
 
 import dataclasses
+import functools
 
 import torch
 from torch import nn
@@ -35,6 +36,9 @@ class ShardingPolicy:
         divided by the global count of tokens, which alone is right when ranks hold different numbers of tokens.
       defer_replicas: leave gradients partial along the replicate axis. The caller accumulates microbatches and then calls
         `reduce_replicas` once, instead of paying one all-reduce a microbatch.
+
+    Raises:
+      ValueError: the two axes are one.
     """
 
     shard_axis: str = "dp_shard"
@@ -43,6 +47,10 @@ class ShardingPolicy:
     reduce_dtype: torch.dtype | None = None
     average: bool = False
     defer_replicas: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shard_axis == self.replicate_axis:
+            raise ValueError(f"weights are either sharded or replicated along axis {self.shard_axis}, not both")
 
     @property
     def data_axes(self) -> tuple[str, str]:
@@ -81,7 +89,9 @@ class _ReadWeight(torch.autograd.Function):
             Replicate() if name in policy.data_axes else placement
             for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
         ]
-        return weight.redistribute(placements=replicated).to_local()
+        full = weight.redistribute(placements=replicated).to_local()
+        # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the graph.
+        return full.detach()
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
@@ -100,9 +110,8 @@ class _ReadWeight(torch.autograd.Function):
                 continue
             placements[mesh.mesh_dim_names.index(name)] = ctx.placements[mesh.mesh_dim_names.index(name)]
             reduced = reduced.redistribute(placements=placements)
-        if policy.average:
-            reduced = reduced / _num_data_devices(mesh, policy)
-        return reduced.to(ctx.weight_dtype), None
+        reduced = reduced.to(ctx.weight_dtype)
+        return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None
 
 
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
@@ -121,21 +130,32 @@ def reduce_replicas(grad: DTensor) -> DTensor:
 
 
 def _weight_property(name: str) -> property:
-    # The mesh is the stored DTensor's and the policy the instance's: the class, shared by modules of one kind, holds neither.
     def read(self: nn.Module) -> torch.Tensor | None:
         weight = self._parameters[name]
-        if not isinstance(weight, DTensor):
+        if not isinstance(weight, DTensor):  # a plain tensor put in its place, by torch.func.functional_call for one
             return weight
-        return _ReadWeight.apply(weight, self.__dict__["_simple_fsdp_policy"])
+        return _ReadWeight.apply(weight, self.__dict__[_POLICY])
 
     return property(read)
+
+
+_POLICY = "_simple_fsdp_policy"
+
+
+@functools.cache
+def _parametrised(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
+    # One class for all modules of a kind, or torch.compile would compile each of them anew. It holds no mesh and no policy:
+    # those are the stored DTensor's and the instance's.
+    members = {name: _weight_property(name) for name in names}
+    return type(base.__name__, (base,), {"__module__": base.__module__, **members})
 
 
 def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | None = None) -> nn.Module:
     """Parametrises every weight of `module`, in place, and returns it.
 
     State-dict keys stay the module's own; the values become DTensors. Weights on the meta device stay there. A real weight
-    must be equal on every rank, since each rank keeps its own slice of it.
+    must be equal on every rank, since each rank keeps its own slice of it. A weight tied between submodules stays one
+    weight if one call sees all of them.
 
     Args:
       module: any module; its code needs no change.
@@ -143,29 +163,38 @@ def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | No
       policy: axes and dtypes; the default shards along `dp_shard` and replicates along `dp_replicate`.
 
     Raises:
-      ValueError: the mesh has no axis names, or the module is parametrised already.
+      ValueError: the mesh has no axis names or neither of the policy's axes, or the module, or a part of it, is parametrised
+        already. The module is then as it was.
     """
     policy = policy or ShardingPolicy()
     if mesh.mesh_dim_names is None:
         raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
+    if not set(policy.data_axes) & set(mesh.mesh_dim_names):
+        raise ValueError(
+            f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, neither of the policy's {' and '.join(policy.data_axes)}: "
+            "gradients would not be reduced"
+        )
+    submodules = {name: submodule for name, submodule in module.named_modules() if _weight_names(submodule)}
+    for name, submodule in submodules.items():
+        if _POLICY in submodule.__dict__:
+            raise ValueError(f"module {name or type(submodule).__name__} is parametrised by simple_fsdp already")
     spec = MeshSpec(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
-    shared: dict[torch.Tensor, nn.Parameter] = {}  # a weight tied between two modules stays one weight
-    for submodule in module.modules():
-        names = [name for name, weight in submodule._parameters.items() if weight is not None]
-        if not names:
-            continue
-        if "_simple_fsdp_policy" in submodule.__dict__:
-            raise ValueError(f"{type(submodule).__name__} is parametrised by simple_fsdp already")
+    shared: dict[torch.Tensor, nn.Parameter] = {}
+    for submodule in submodules.values():
+        names = _weight_names(submodule)
         for name in names:
             weight = submodule._parameters[name]
             if weight not in shared:
                 placements = fsdp_placements(tuple(weight.shape), spec, policy)
                 shared[weight] = nn.Parameter(_shard(weight.detach(), mesh, placements), weight.requires_grad)
             submodule._parameters[name] = shared[weight]
-        base = type(submodule)
-        submodule.__class__ = type(base.__name__, (base,), {name: _weight_property(name) for name in names})
-        submodule.__dict__["_simple_fsdp_policy"] = policy
+        submodule.__class__ = _parametrised(type(submodule), names)
+        submodule.__dict__[_POLICY] = policy
     return module
+
+
+def _weight_names(submodule: nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, weight in submodule._parameters.items() if weight is not None)
 
 
 def _shard(weight: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> DTensor:
@@ -177,6 +206,8 @@ def _shard(weight: torch.Tensor, mesh: DeviceMesh, placements: tuple[Placement, 
             # On the meta device only the shape counts, and the rank's coordinate must leave no trace in it.
             index = 0 if weight.is_meta else mesh.get_local_rank(axis)
             local = local.chunk(size, placement.dim)[index]
+    # A slice is copied, since it would keep the full weight in memory.
+    local = local.contiguous() if local is weight else local.clone(memory_format=torch.contiguous_format)
     return DTensor.from_local(
-        local.contiguous(), mesh, placements, run_check=False, shape=weight.shape, stride=weight.contiguous().stride()
+        local, mesh, placements, run_check=False, shape=weight.shape, stride=weight.contiguous().stride()
     )
