@@ -13,7 +13,7 @@ from absl import logging
 
 from titan.core.array_digest import array_digest
 from titan.core.config.tree import option
-from titan.core.config.validate import ConfigError, check_writable_folder
+from titan.core.config.validate import ConfigError, check_exists, check_writable_folder
 
 _SET_ASIDE = "set_aside"  # subfolder for checkpoints that are damaged or of a course the run has left
 
@@ -27,6 +27,12 @@ class CheckpointConfig:
     keep: int = option(3, "How many of the newest checkpoints are kept.", minimum=1)
     asynchronous: bool = option(True, "Write in the background; a step then waits for the copy to the host only.")
     resume: bool = option(True, "Begin from the newest intact checkpoint in the folder, if there is one.")
+    load_hf: str = option(
+        "", "Hugging Face folder (safetensors) whose weights a new run begins from. Empty: initialised weights."
+    )
+    save_hf: str = option(
+        "", "Folder into which the final weights are written in Hugging Face's format. Empty: not written."
+    )
 
     def validate(self) -> None:
         """Raises ConfigError for a folder that cannot be written."""
@@ -36,6 +42,10 @@ class CheckpointConfig:
             raise ConfigError("checkpoint.keep", f"{self.keep} would keep no checkpoint", "give at least 1")
         if self.folder:
             check_writable_folder("checkpoint.folder", self.folder)
+        if self.load_hf:
+            check_exists("checkpoint.load_hf", self.load_hf)
+        if self.save_hf:
+            check_writable_folder("checkpoint.save_hf", self.save_hf)
 
 
 class CheckpointError(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from titan.core.init import init_plan
+from titan.core.init import Initializer, init_plan
 from titan.graph.capture import capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
@@ -20,6 +20,7 @@ from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config, ParallelismConfig
+from titan.train.hf_weights import check_hf, read_hf
 from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
 from titan.train.step import StepBuilder
 
@@ -58,6 +59,7 @@ def build(config: Config, runtime: Any) -> Run:
       ConfigError: the configuration does not suit the devices present.
     """
     config = config.resolve_devices(runtime.num_devices)
+    check_hf(config)
     mesh = mesh_spec(config.parallelism)
     policy = sharding_policy(config.parallelism)
     build_model = config.model.components().build
@@ -74,7 +76,7 @@ def build(config: Config, runtime: Any) -> Run:
         config=config,
         runtime=runtime,
         mesh=mesh,
-        initial_state=functools.partial(runtime.initial_state, init_plan(model), config.training.seed),
+        initial_state=functools.partial(_initial_state, config, runtime, init_plan(model)),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
         eval_step=CompiledStep("eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))),
         seconds=seconds,
@@ -93,6 +95,13 @@ def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:
     return ShardingPolicy(
         gather_dtype=dtype[parallelism.gather_dtype], reduce_dtype=dtype[parallelism.reduce_dtype]
     )
+
+
+def _initial_state(config: Config, runtime: Any, plan: dict[str, Initializer]) -> dict[str, Any]:
+    state = runtime.initial_state(plan, config.training.seed)
+    if config.checkpoint.load_hf:
+        state |= runtime.place_parameters(read_hf(config))
+    return state
 
 
 def _compile(

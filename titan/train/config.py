@@ -22,7 +22,7 @@ class TrainingConfig:
     """Length of the run, size of the batch, seed, clipping, validation."""
 
     steps: int = option(300, "Optimizer steps of the whole run, those before a resume included.", minimum=1)
-    batch_size: int = option(16, "Sequences in one optimizer step, over all devices and microbatches.", minimum=1)
+    batch_size: int = option(8, "Sequences in one optimizer step, over all devices and microbatches.", minimum=1)
     microbatches: int = option(1, "Parts of a batch whose gradients are accumulated, one after the other.", minimum=1)
     sequence_length: int = option(256, "Tokens in one packed sequence.", minimum=2)
     seed: int = option(0, "Seed of the initial weights.", minimum=0, maximum=2**31 - 1)

@@ -62,12 +62,14 @@ class Outcome:
         spends on validation and on saving.
       first_step_at: `time.time()` when the first step of this start had been computed; NaN if there was none.
       stop_signal: the signal that ended training early, or None.
+      state: the final state.
     """
 
     progress: Progress
     step_seconds: list[float]
     first_step_at: float
     stop_signal: int | None
+    state: Mapping[str, Any]
 
     @property
     def median_step_seconds(self) -> float:
@@ -155,7 +157,7 @@ class _Loop:
             self._checkpointer.wait()
         if self._progress.steps >= num_steps:
             stop_signal = 0  # it came too late to end anything early
-        return Outcome(self._progress, self._step_seconds, self._first_step_at, stop_signal or None)
+        return Outcome(self._progress, self._step_seconds, self._first_step_at, stop_signal or None, state)
 
     def _resume(self, host: dict[str, Any]) -> None:
         self._progress = Progress(**host["progress"])

@@ -72,6 +72,8 @@ def _train(config: Config) -> int:
     from titan.core.profiler import Profiler
     from titan.train.build import build
     from titan.train.data import open_data
+    from titan.train.folder_lock import folder_lock
+    from titan.train.hf_weights import write_hf
     from titan.train.loop import restore, train
     from titan.train.summary import summarize, write_summary
 
@@ -89,6 +91,8 @@ def _train(config: Config) -> int:
     say(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")
     checkpoints = folder / "checkpoints"
     with contextlib.ExitStack() as stack:
+        if reports:
+            stack.enter_context(folder_lock(folder))
         checkpointer = stack.enter_context(Checkpointer(run.config.checkpoint, str(checkpoints)))
         restored = restore(run, checkpointer)
         resumed_step = restored[0] if restored else 0
@@ -112,6 +116,10 @@ def _train(config: Config) -> int:
             stack.enter_context(logger)
         profiler = stack.enter_context(Profiler(run.config.profiler, str(folder)))
         outcome = train(run, data, checkpointer, logger, profiler, restored)
+    if run.config.checkpoint.save_hf:
+        weights = runtime.host_parameters(outcome.state)
+        if reports:
+            say(f"weights: {write_hf(run.config, weights)}")
     runtime.close()
     if reports:
         summary = summarize(run, outcome, **speed)

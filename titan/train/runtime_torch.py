@@ -102,6 +102,26 @@ class TorchRuntime:
                 state[name] = torch.zeros(layout.local_shape(self._spec), dtype=layout.dtype)
         return state
 
+    def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
+        """Parameters of the state from whole tensors: this rank's shards."""
+        return {
+            f"{PARAMS}{fqn}": local_shard(
+                weight.to(self._layouts[f"{PARAMS}{fqn}"].dtype),
+                self._layouts[f"{PARAMS}{fqn}"],
+                self._spec,
+                self.process_index,
+            ).clone()
+            for fqn, weight in weights.items()
+        }
+
+    def host_parameters(self, state: Mapping[str, torch.Tensor]) -> Tensors:
+        """The parameters as whole tensors, by fully qualified name; every process must call it."""
+        return {
+            name.removeprefix(PARAMS): self._whole(name, tensor)
+            for name, tensor in state.items()
+            if name.startswith(PARAMS)
+        }
+
     def abstract_state(self) -> dict[str, Any]:
         """What a checkpoint is restored onto: every process reads all of it and keeps its shards."""
         import jax
@@ -117,13 +137,13 @@ class TorchRuntime:
         """The whole state as JAX arrays; every process must call it."""
         import jax.numpy as jnp
 
-        arrays = {}
-        for name, tensor in state.items():
-            if self._spec.axis_names:
-                layout = self._layouts[name]
-                tensor = DTensor.from_local(tensor, self._mesh(), layout.placements, run_check=False).full_tensor()
-            arrays[name] = jnp.array(tensor.numpy())
-        return arrays
+        return {name: jnp.array(self._whole(name, tensor).numpy()) for name, tensor in state.items()}
+
+    def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._spec.axis_names:
+            return tensor
+        placements = self._layouts[name].placements
+        return DTensor.from_local(tensor, self._mesh(), placements, run_check=False).full_tensor()
 
     def from_arrays(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """This rank's shards of a restored state."""

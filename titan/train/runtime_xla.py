@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import torch
 from jax.sharding import Mesh
 
 from titan.core.init import Initializer, sample
@@ -79,6 +80,23 @@ class XlaRuntime:
             }
 
         return jax.jit(make, out_shardings={name: array.sharding for name, array in abstract.items()})()
+
+    def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> dict[str, jax.Array]:
+        """Parameters of the state from whole tensors on the host; each device gets its shard."""
+        placed = {}
+        for fqn, weight in weights.items():
+            abstract = self._abstract[f"{PARAMS}{fqn}"]
+            array = weight.to(torch.float32).numpy().astype(abstract.dtype)
+            placed[f"{PARAMS}{fqn}"] = jax.make_array_from_callback(abstract.shape, abstract.sharding, array.__getitem__)
+        return placed
+
+    def host_parameters(self, state: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
+        """The parameters as whole tensors on this host, by fully qualified name."""
+        return {
+            name.removeprefix(PARAMS): torch.from_numpy(np.array(array))
+            for name, array in state.items()
+            if name.startswith(PARAMS)
+        }
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What a checkpoint is restored onto."""
