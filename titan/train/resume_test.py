@@ -1,8 +1,8 @@
 """A run that is stopped and resumed goes on as if it had never stopped: on the same mesh bit for bit."""
 
 import json
-import os
 import pathlib
+import re
 import shutil
 import signal
 
@@ -121,10 +121,14 @@ def test_another_mesh_or_executor_goes_on_within_rounding(workplace, stopped, un
 
 
 @pytest.mark.parametrize("flags", [(), EAGER_PROCESSES], ids=["xla", "eager_processes"])
-def test_sigint_stops_too(workplace, flags, request):
+def test_sigint_stops_too_and_no_second_run_disturbs_the_first(workplace, flags, request):
     name = f"interrupted_{request.node.callspec.id}"
     process = workplace.start(name, ENDLESS, *flags)
     wait_for_line(process, "step 3 ")
+    if not flags:
+        second = workplace.run(name, ENDLESS)
+        assert (second.code, len(second.err)) == (2, 1)
+        assert re.match(r"--checkpoint\.folder: process \d+ is training in .*; wait for it", second.err[0])
     process.send_signal(signal.SIGINT)
     ended = wait(process)
     assert ended.code == 128 + signal.SIGINT
@@ -193,5 +197,5 @@ def test_another_model_is_refused_and_changes_nothing(workplace, stopped):
 
 
 def _files(folder: pathlib.Path) -> dict[str, int]:
-    """Path to time of change."""
-    return {str(path): os.stat(path).st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    """Path to time of change; of all files but the lock."""
+    return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != "lock"}

@@ -1,0 +1,33 @@
+"""One run at a time per folder: a second would remove the files that the first is writing."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+
+from titan.core.config.validate import ConfigError
+
+
+@contextlib.contextmanager
+def folder_lock(folder: pathlib.Path) -> Iterator[None]:
+    """Holds the run folder (made if it is missing) for this process; the lock ends with the process, however that ends.
+
+    Raises:
+      ConfigError: another process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ConfigError(
+                "checkpoint.folder",
+                f"process {file.read().strip()} is training in {folder}",
+                "wait for it, stop it, or give another folder",
+            ) from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
