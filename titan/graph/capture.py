@@ -5,17 +5,24 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.fx
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from titan.graph.dialect import check_dialect, group_argument
+from titan.graph.dialect import DialectError, check_dialect, describe, graphs_of, group_argument, location, op_name
 from titan.graph.region import current_region
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
@@ -59,11 +66,14 @@ def capture(
 
     Raises:
       DialectError: the step does what a step graph cannot hold.
-      ValueError: the new state differs from the old in names, shapes or dtypes.
+      ValueError: the new state differs from the old in names, shapes or dtypes, an output is no plain tensor, or the model
+        has no such loss module.
     """
     with fake_world(mesh, rank) as device_mesh:
         step = make_step(device_mesh)
-        with FakeTensorMode(allow_non_fake_inputs=False) as fake_mode:
+        if step.loss_module and step.loss_module not in dict(step.module.named_modules()):
+            raise ValueError(f"the model has no submodule {step.loss_module}, which is to be the loss")
+        with FakeTensorMode(allow_non_fake_inputs=False):
             # Each input is its own tensor object: make_fx would merge two placeholders that share one.
             inputs = [_fake(layout, mesh) for layout in (*state.values(), *batch.values())]
             metric_names: list[str] = []
@@ -73,20 +83,20 @@ def capture(
                 old = dict(zip(state, leaves[: len(state)]))
                 with _Attribution(step) as attribution, attribution.hooks():
                     new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :])))
-                _check_state(old, new)
+                _check_outputs(old, new, metrics)
                 metric_names[:] = list(metrics)
                 updates[:] = [bool(new)]
                 return (*(new[name] for name in (state if new else ())), *metrics.values())
 
             with fx_traceback.preserve_node_meta():
                 module = make_fx(flat_step)(*inputs)
-        del fake_mode
         axis_of_group = _axis_of_group(device_mesh)
-    _attribute_backward(module.graph)
-    _name_axes(module.graph, axis_of_group)
-    for node, name in zip(module.graph.find_nodes(op="placeholder"), (*state, *batch)):
+    for graph in graphs_of(module):
+        _attribute_backward(graph)
+        _name_axes(graph, axis_of_group)
+    for node, name in zip(module.graph.find_nodes(op="placeholder"), (*state, *batch), strict=True):
         node.meta["leaf"] = name
-    check_dialect(module.graph)
+    check_dialect(module)
     module.recompile()
     outputs = module.graph.output_node().args[0]
     replicated = tuple(torch.distributed.tensor.Replicate() for _ in mesh.axis_names)
@@ -101,7 +111,12 @@ def _fake(layout: TensorLayout, mesh: MeshSpec) -> torch.Tensor:
     return torch.empty(layout.local_shape(mesh), dtype=layout.dtype)
 
 
-def _check_state(old: Tensors, new: Tensors) -> None:
+def _check_outputs(old: Tensors, new: Tensors, metrics: Tensors) -> None:
+    for name, value in (*new.items(), *metrics.items()):
+        if not isinstance(value, FakeTensor):
+            raise ValueError(
+                f"the step returns {name} as a {type(value).__name__}; it must be a plain tensor that the step computes"
+            )
     if not new:
         return
     if set(old) != set(new):
@@ -124,10 +139,13 @@ class _Attribution(TorchDispatchMode):
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
+        def leave(*_) -> None:
+            self._stack.pop()
+
         handles = []
         for name, submodule in self._step.module.named_modules():
             handles.append(submodule.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)))
-            handles.append(submodule.register_forward_hook(lambda *_: self._stack.pop() and None, always_call=True))
+            handles.append(submodule.register_forward_hook(leave, always_call=True))
         try:
             yield
         finally:
@@ -135,29 +153,47 @@ class _Attribution(TorchDispatchMode):
                 handle.remove()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        backward_node = torch._C._current_autograd_node()
-        in_loss = bool(self._step.loss_module) and self._step.loss_module in self._stack
-        label = {
-            "region": "loss" if in_loss and backward_node is None else current_region(),
-            "module_fqn": self._stack[-1] if self._stack else "",
-            "source": _source_line() if backward_node is None else "",
-            "sequence": torch.autograd._get_sequence_nr() - 1 if backward_node is None else backward_node._sequence_nr(),
-            "is_backward": backward_node is not None,
-        }
+        label = self._label()
         with fx_traceback.annotate(label):
-            return func(*args, **(kwargs or {}))
+            try:
+                return func(*args, **(kwargs or {}))
+            except (DataDependentOutputException, DynamicOutputShapeException) as error:
+                raise DialectError(
+                    f"{op_name(func)}{location(label['module_fqn'], label['source'])}: its shape, or its result as a Python "
+                    "number, depends on values; a step has static shapes and chooses between values by torch.where"
+                ) from error
+            except AssertionError as error:  # FakeTensorMode's refusal of a real tensor
+                foreign = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in (torch.Tensor, nn.Parameter)]
+                if not foreign:
+                    raise
+                raise DialectError(
+                    f"{op_name(func)}{location(label['module_fqn'], label['source'])}: uses a tensor of shape "
+                    f"{list(foreign[0].shape)} that the step neither takes nor computes; pass it in the state or the batch"
+                ) from error
+
+    def _label(self) -> dict[str, Any]:
+        node = torch._C._current_autograd_node()
+        in_backward = node is not None or torch._C._current_graph_task_id() != -1
+        in_loss = bool(self._step.loss_module) and self._step.loss_module in self._stack
+        return {
+            "region": "backward" if in_backward else "loss" if in_loss else current_region(),
+            "module_fqn": self._stack[-1] if self._stack else "",
+            "source": "" if in_backward else _source_line(),
+            # The number of the autograd node that this op differentiates, or that differentiates this op.
+            "sequence": torch.autograd._get_sequence_nr() - 1 if node is None else node._sequence_nr(),
+            "is_backward": in_backward,
+        }
 
 
-_TORCH = os.path.dirname(torch.__file__)
-_HERE = os.path.abspath(__file__)
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def _source_line() -> str:
     """The innermost line of code outside PyTorch and this file, as "file:line"."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if not filename.startswith((_TORCH, "<")) and os.path.abspath(filename) != _HERE:
+        if filename != __file__ and not filename.startswith((_TORCH, "<")):
             return f"{filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
@@ -190,5 +226,10 @@ def _name_axes(graph: torch.fx.Graph, axis_of_group: dict[str, str]) -> None:
     """Replaces process group names, which mean nothing outside this process, by mesh axis names."""
     for node in graph.nodes:
         position = group_argument(node)
-        if position is not None:
-            node.update_arg(position, axis_of_group[node.args[position]])
+        if position is None:
+            continue
+        if node.args[position] not in axis_of_group:
+            raise DialectError(
+                f"{describe(node)}: communicates over process group {node.args[position]}, which is no axis of the mesh"
+            )
+        node.update_arg(position, axis_of_group[node.args[position]])

@@ -1,9 +1,13 @@
 """StepGraph: one captured step as a functional FX graph, with the layout of everything that goes in and comes out."""
 
 import dataclasses
+import operator
 
+import torch
 import torch.fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from titan.graph.dialect import op_name
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 
@@ -17,8 +21,9 @@ class StepGraph:
     collectives name mesh axes.
 
     Attributes:
-      module: the graph; every node has `meta["val"]` (a FakeTensor of this rank's shape), `meta["module_fqn"]`,
-        `meta["region"]` and, where known, `meta["source"]` ("file:line" of the model's code).
+      module: the graph. Every op has `meta["val"]` (a FakeTensor of this rank's shape, or a tuple of them),
+        `meta["module_fqn"]`, `meta["region"]` and `meta["source"]` ("file:line" of the code), the last three empty where not
+        known; an input has `meta["leaf"]`, its name in `state` or `batch`.
       mesh: the mesh that it was captured for, without trivial axes.
       state: name to layout of what persists from step to step.
       batch: name to layout of what each call supplies.
@@ -38,24 +43,47 @@ class StepGraph:
         """Nodes that compute something."""
         return sum(node.op == "call_function" for node in self.module.graph.nodes)
 
+    def copy(self) -> "StepGraph":
+        """A copy whose graph may be edited. Node metadata is copied; constants and metadata values are shared."""
+        return dataclasses.replace(self, module=_copy_module(self.module))
+
     def text(self) -> str:
         """The graph as readable text, one op a line with shape, region, module and source."""
         return "\n".join(_line(node) for node in self.module.graph.nodes) + "\n"
 
 
+def _copy_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    graph = torch.fx.Graph()
+    copied: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in module.graph.nodes:
+        copied[node] = graph.node_copy(node, copied.__getitem__)
+    # Lazy: its Python code, which costs more than the copy, is made from the graph as it is when it is first called.
+    copy = _LazyGraphModule(module, graph)
+    for node in graph.find_nodes(op="get_attr"):
+        body = operator.attrgetter(node.target)(module)
+        if isinstance(body, torch.fx.GraphModule):
+            copy.set_submodule(node.target, _copy_module(body))
+    return copy
+
+
 def _line(node: torch.fx.Node) -> str:
-    value = node.meta.get("val")
-    shape = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}" if hasattr(value, "dtype") else ""
+    shape = _shape(node.meta.get("val"))
     where = " ".join(str(node.meta[key]) for key in ("region", "module_fqn", "source") if node.meta.get(key))
     comment = f"  # {where}" if where else ""
     if node.op == "placeholder":
         return f"%{node.name}: {shape} = input {node.meta.get('leaf', '')}"
     if node.op == "output":
-        return f"return {node.args[0]}"
+        return f"return {_argument(node.args[0])}"
     if node.op == "get_attr":
         return f"%{node.name}: {shape} = constant {node.target}"
     args = ", ".join([*map(_argument, node.args), *(f"{key}={_argument(value)}" for key, value in node.kwargs.items())])
-    return f"%{node.name}: {shape} = {node.target}({args}){comment}"
+    return f"%{node.name}: {shape} = {op_name(node.target)}({args}){comment}"
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return "(" + ", ".join(map(_shape, value)) + ")" if isinstance(value, (list, tuple)) else str(value)
 
 
 def _argument(value: object) -> str:

@@ -9,7 +9,7 @@ import torch
 import torch.fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan.graph.dialect import group_argument
+from titan.graph.dialect import graphs_of, group_argument
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -56,7 +56,7 @@ def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank
     for placement, size, index in zip(layout.placements, spec.axis_sizes, np.unravel_index(rank, spec.axis_sizes or (1,))):
         if placement.is_shard():
             tensor = tensor.chunk(size, placement.dim)[index]
-    return tensor.contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)  # a view would keep the global tensor in memory
 
 
 def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphModule:
@@ -64,12 +64,10 @@ def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphMod
     running = MeshSpec(tuple(device_mesh.mesh_dim_names), tuple(device_mesh.shape)) if device_mesh else MeshSpec((), ())
     if running != graph.mesh:
         raise ValueError(f"the step was captured for the mesh {graph.mesh}, and the running mesh is {running}")
-    module = torch.fx.GraphModule(graph.module, torch.fx.Graph())
-    environment: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.module.graph.nodes:
-        copied = environment[node] = module.graph.node_copy(node, lambda argument: environment[argument])
-        position = group_argument(node)
-        if position is not None:
-            copied.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
-    module.recompile()
+    module = graph.copy().module
+    for part in graphs_of(module):
+        for node in part.nodes:
+            position = group_argument(node)
+            if position is not None:
+                node.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
     return module

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import operator
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,11 +12,10 @@ import jax.numpy as jnp
 import torch
 from torch.fx.node import map_arg
 
+from titan.graph.dialect import describe
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
 from titan.graph.lowering.ops import TABLE
 from titan.graph.lowering.table import LoweringContext, LoweringError, TensorMeta, overload_name
-
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def lower(
@@ -114,19 +112,6 @@ class _Step:
                 f"but the graph's metadata says {dtype}{list(meta.shape)}"
             )
         return cast(array, dtype)
-
-
-def describe(node: torch.fx.Node) -> str:
-    """A node for messages: name, op, module and the line of the user's code, as far as they are known."""
-    text = f"node {node.name} ({overload_name(node.target)})"
-    if fqn := node.meta.get("module_fqn"):
-        text += f" in module {fqn}"
-    source = node.meta.get("source")  # set by titan's capture; torch's own tracers record stack traces instead
-    if not source:
-        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-        user_frames = [frame for frame in frames if "/torch/" not in frame[0]] or frames
-        source = ":".join(user_frames[-1]) if user_frames else None
-    return f"{text} at {source}" if source else text
 
 
 def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision) -> list[_Step]:

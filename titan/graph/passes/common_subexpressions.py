@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import torch
 import torch.fx
 
-from titan.graph.passes.pipeline import copy_graph
+from titan.graph.dialect import argument_key, draws_random_numbers
 from titan.graph.step_graph import StepGraph
 
 
@@ -14,29 +14,19 @@ def common_subexpressions(graph: StepGraph) -> StepGraph:
 
     Collectives are left alone: gathering a weight once more instead of holding it is a choice of memory policy.
     """
-    graph = copy_graph(graph)
+    graph = graph.copy()
     first: dict[Hashable, torch.fx.Node] = {}
     for node in list(graph.module.graph.nodes):
-        if node.op != "call_function" or getattr(node.target, "namespace", "") == "_c10d_functional":
+        if node.op != "call_function" or not _may_merge(node):
             continue
-        if isinstance(node.target, torch._ops.HigherOrderOperator):
-            continue
-        # A number's type counts: 1, 1.0 and True are equal in Python and different in promotion.
-        key = (node.target, _key(node.args), _key(node.kwargs))
-        kept = first.setdefault(key, node)
+        kept = first.setdefault((node.target, argument_key(node.args), argument_key(node.kwargs)), node)
         if kept is not node:
             node.replace_all_uses_with(kept)
             graph.module.graph.erase_node(node)
     return graph
 
 
-def _key(value: object) -> Hashable:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _key(entry)) for name, entry in sorted(value.items()))
-    if isinstance(value, float):
-        return (float, value.hex())  # tells 0.0 from -0.0, and a NaN from no other NaN
-    if isinstance(value, (bool, int)):
-        return (type(value), value)
-    return value
+def _may_merge(node: torch.fx.Node) -> bool:
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return False
+    return getattr(node.target, "namespace", "") != "_c10d_functional" and not draws_random_numbers(node)

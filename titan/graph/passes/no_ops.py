@@ -5,7 +5,6 @@ from collections.abc import Callable
 import torch
 import torch.fx
 
-from titan.graph.passes.pipeline import copy_graph
 from titan.graph.step_graph import StepGraph
 
 aten = torch.ops.aten
@@ -17,22 +16,22 @@ def no_ops(graph: StepGraph) -> StepGraph:
     Aliases and copies (`detach`, `clone`, `_to_copy` to the same dtype), shape ops to the shape at hand, a transposition of a
     transposition, a view of a view, and a power of one, which autograd emits for squares.
     """
-    graph = copy_graph(graph)
+    graph = graph.copy()
     for node in list(graph.module.graph.nodes):
-        if node.op != "call_function":
+        if node.op != "call_function" or node.target not in _RULES:
             continue
-        source = _RULES[node.target](node) if node.target in _RULES else None
+        if node.target is aten.view.default and _is_view(node.args[0]):
+            node.update_arg(0, node.args[0].args[0])
+        source = _RULES[node.target](node)
         if source is not None and _same_tensor(source, node):
             node.replace_all_uses_with(source)
             graph.module.graph.erase_node(node)
-        elif node.target is aten.view.default and _is_view(node.args[0]):
-            node.update_arg(0, node.args[0].args[0])
     return graph
 
 
 def _same_tensor(a: torch.fx.Node, b: torch.fx.Node) -> bool:
     x, y = a.meta["val"], b.meta["val"]
-    return x.dtype == y.dtype and x.shape == y.shape and x.stride() == y.stride()
+    return x.dtype == y.dtype and x.device == y.device and x.shape == y.shape and x.stride() == y.stride()
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -42,10 +41,6 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 def _input(node: torch.fx.Node) -> torch.fx.Node:
     return node.args[0]
-
-
-def _slice_of_all(node: torch.fx.Node) -> torch.fx.Node | None:
-    return node.args[0] if len(node.args) < 5 or node.args[4] == 1 else None
 
 
 def _double_transposition(node: torch.fx.Node) -> torch.fx.Node | None:
@@ -67,7 +62,7 @@ _RULES: dict[torch._ops.OpOverload, Callable[[torch.fx.Node], torch.fx.Node | No
     aten.reshape.default: _input,
     aten._unsafe_view.default: _input,
     aten.expand.default: _input,
-    aten.slice.Tensor: _slice_of_all,
+    aten.slice.Tensor: _input,
     aten.t.default: _double_transposition,
     aten.transpose.int: _double_transposition,
     aten.pow.Tensor_Scalar: _power_of_one,

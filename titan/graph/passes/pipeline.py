@@ -1,14 +1,13 @@
 """Runs passes over a StepGraph: in order, timed, dumped after each, and disabled by name."""
 
 import dataclasses
+import itertools
 import logging
 import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-import torch.fx
-
-from titan.graph.dialect import check_dialect
+from titan.graph.dialect import check_dialect, describe
 from titan.graph.step_graph import StepGraph
 
 Pass = Callable[[StepGraph], StepGraph]
@@ -32,14 +31,15 @@ def run_passes(
     """Applies `passes` in order; a pass is named after its function.
 
     A pass takes a StepGraph and returns one, and may not change the graph that it was given. The result of each is checked:
-    well formed, in the dialect, with the same inputs and the same number of outputs.
+    well formed, in the dialect, every op with its metadata, and with inputs and outputs of the same names, shapes and dtypes.
 
     Args:
       disabled: names of passes to leave out.
       dump_folder: writes `00_captured.txt`, then `NN_<pass>.txt` after each pass.
 
     Raises:
-      ValueError: a disabled name is not a pass, two passes have one name, or a pass changed the inputs or outputs.
+      ValueError: a disabled name is not a pass, two passes have one name, or a pass broke these rules.
+      DialectError: a pass brought in an op that the dialect does not admit.
     """
     names = [step.__name__ for step in passes]
     if len(set(names)) != len(names):
@@ -52,34 +52,48 @@ def run_passes(
     for number, step in enumerate(passes, 1):
         if step.__name__ in disabled:
             continue
+        before = _snapshot(graph)
         start = time.perf_counter()
         result = step(graph)
+        seconds = time.perf_counter() - start
+        if _snapshot(graph) != before:
+            raise ValueError(f"pass {step.__name__} changed the graph that it was given; it must edit a copy")
         _check(graph, result, step.__name__)
-        reports.append(PassReport(step.__name__, graph.num_ops, result.num_ops, time.perf_counter() - start))
+        reports.append(PassReport(step.__name__, graph.num_ops, result.num_ops, seconds))
         _log.debug("pass %s", reports[-1])
         _dump(result, dump_folder, number, step.__name__)
         graph = result
     return graph, reports
 
 
-def copy_graph(graph: StepGraph) -> StepGraph:
-    """A copy that a pass may edit; node metadata is copied, constants are shared."""
-    module = torch.fx.GraphModule(graph.module, torch.fx.Graph())
-    environment: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.module.graph.nodes:
-        environment[node] = module.graph.node_copy(node, lambda argument: environment[argument])
-    return dataclasses.replace(graph, module=module)
+def _snapshot(graph: StepGraph) -> list[tuple[object, ...]]:
+    return [(node, node.target, node.args, node.kwargs) for node in graph.module.graph.nodes]
 
 
 def _check(before: StepGraph, after: StepGraph, name: str) -> None:
     after.module.graph.lint()
-    check_dialect(after.module.graph)
-    inputs = [[node.name for node in g.module.graph.find_nodes(op="placeholder")] for g in (before, after)]
-    if inputs[0] != inputs[1]:
-        raise ValueError(f"pass {name} changed the graph's inputs")
-    outputs = [len(g.module.graph.output_node().args[0]) for g in (before, after)]
-    if outputs[0] != outputs[1]:
-        raise ValueError(f"pass {name} changed the number of outputs from {outputs[0]} to {outputs[1]}")
+    check_dialect(after.module)
+    for node in after.module.graph.nodes:
+        missing = [key for key in ("val", "region", "module_fqn", "source") if key not in node.meta]
+        if node.op == "call_function" and missing:
+            raise ValueError(f"pass {name} made {describe(node)} without meta {', '.join(missing)}")
+    if dataclasses.replace(after, module=before.module) != before:
+        raise ValueError(f"pass {name} changed what the graph says of its mesh, state, batch or metrics")
+    inputs, outputs = ([ends(graph) for graph in (before, after)] for ends in (_inputs, _outputs))
+    for kind, (old, new) in (("inputs", inputs), ("outputs", outputs)):
+        for position, (was, is_now) in enumerate(itertools.zip_longest(old, new)):
+            if was != is_now:
+                raise ValueError(f"pass {name} changed the graph's {kind}: number {position} was {was} and is {is_now}")
+
+
+def _inputs(graph: StepGraph) -> list[tuple[object, ...]]:
+    nodes = graph.module.graph.find_nodes(op="placeholder")
+    return [(node.name, node.meta.get("leaf"), node.meta["val"].dtype, tuple(node.meta["val"].shape)) for node in nodes]
+
+
+def _outputs(graph: StepGraph) -> list[tuple[object, ...]]:
+    values = [node.meta["val"] for node in graph.module.graph.output_node().args[0]]
+    return [(value.dtype, tuple(value.shape)) for value in values]
 
 
 def _dump(graph: StepGraph, folder: pathlib.Path | None, number: int, name: str) -> None:
