@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction, Tensors
@@ -77,6 +78,7 @@ class TorchRuntime:
         """The step without capture: eager, or with each block of the model under torch.compile."""
         step = make_step(self._mesh())
         if self._compile_blocks:
+            _check_cpp_compiler()
             for blocks in [module for module in step.module.modules() if isinstance(module, nn.ModuleList)]:
                 for block in blocks:
                     block.compile()
@@ -179,3 +181,15 @@ class TorchRuntime:
         if self._device_mesh is not None:
             dist.destroy_process_group()
             self._device_mesh = None
+
+
+def _check_cpp_compiler() -> None:
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        raise ConfigError(
+            "compile.enable", "torch.compile finds no C++ compiler", "install g++, or give --compile.enable=false"
+        ) from None
