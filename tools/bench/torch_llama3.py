@@ -1,0 +1,55 @@
+"""PyTorch's own ways to run the training step: eager, and the model's loss under `torch.compile`.
+
+Both train titan's plain `nn.Module` with `torch.optim.AdamW` and `clip_grad_norm_`, on one device.
+
+What was tried (two CPU cores, debug size): attention `sdpa` is faster than `math` in both; torch.compile of the whole model with
+its loss is faster than of each block.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from titan.train.config import Config
+from titan.train.state import BATCH_TENSORS, IGNORED_LABEL
+
+
+class TorchTrainer:
+    """A model, its optimizer and how its loss is run."""
+
+    def __init__(self, named: Mapping[str, np.ndarray], config: Config, *, compiled: bool):
+        """Args:
+        named: initial weights by fully qualified name.
+        config: of the run; its `model.attention` is replaced by PyTorch's fused attention.
+        compiled: whether the loss and its backward are compiled; that happens in the first step.
+        """
+        model_config = dataclasses.replace(config.model, attention="sdpa")
+        self._model = model_config.components().build().to_empty(device="cpu")
+        self._model.load_state_dict({name: torch.from_numpy(value) for name, value in named.items()})
+        self._loss = torch.compile(self._model.loss, fullgraph=True) if compiled else self._model.loss
+        self._max_grad_norm = config.training.max_grad_norm
+        optimizer = config.optimizer
+        self._optimizer = torch.optim.AdamW(
+            self._model.parameters(),
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            fused=True,
+        )
+
+    def step(self, batch: Mapping[str, np.ndarray], learning_rate: float) -> float:
+        """One training step; returns the loss before the update, which is skipped where the gradient is not finite."""
+        tensors = {name: torch.from_numpy(batch[name]) for name in BATCH_TENSORS}
+        num_tokens = (tensors["labels"] != IGNORED_LABEL).sum().clamp(min=1)
+        loss = self._loss(*tensors.values()) / num_tokens
+        loss.backward()
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
+        if torch.isfinite(grad_norm):
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+            self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return loss.item()
