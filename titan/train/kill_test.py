@@ -29,9 +29,12 @@ def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path)
     newest = num_in_save = 0
     for attempt in range(NUM_KILLS):
         process = workplace.start("killed", ENDLESS, *FLAGS)
-        # Every third time while it restores, captures and makes its first steps, else while it trains and saves.
+        # In turn: while it restores, captures and makes its first steps; while it trains and saves; during a save.
         out = wait_for_line(process, "step " if attempt % 3 else "llama3_debug: ")
         time.sleep(chance.uniform(0, 1.5 if attempt % 3 else 3))
+        if attempt % 3 == 2:
+            _wait_for_a_save(folder)
+            time.sleep(chance.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
         ended = wait(process)
         assert ended.code == -signal.SIGKILL
@@ -42,15 +45,15 @@ def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path)
         reported = [int(line.split()[1]) for line in out if line.startswith("step ")]
         # Step n is reported when the checkpoint of step n - 1 may be in progress still, and that of n - 2 is finished.
         assert newest >= max(reported, default=0) - 2
-        num_in_save += any(not path.name.isdecimal() for path in (folder / "checkpoints").glob("*"))
-    assert num_in_save >= 3
+        num_in_save += bool(_unfinished(folder))
+    assert num_in_save >= 2
     assert newest >= NUM_KILLS
 
     last_step = newest + 5
     ended = workplace.train("killed", f"--training.steps={last_step}", *FLAGS)
     _assert_resumed_from(newest, ended.out, folder)
     assert checkpoint_steps(folder) == [last_step - 1, last_step]
-    assert [path.name for path in (folder / "checkpoints").iterdir() if not path.name.isdecimal()] == []
+    assert _unfinished(folder) == []
 
     workplace.train("uninterrupted", f"--training.steps={last_step}", "--checkpoint.interval=1000000")
     expected = reported_losses(tmp_path / "uninterrupted")
@@ -68,6 +71,20 @@ def _assert_resumed_from(step: int, out: list[str], folder: pathlib.Path) -> Non
         assert resumed == ([f"resumed from {folder}/checkpoints/{step}"] if step else [])
     if reported:
         assert reported == list(range(step + 1, reported[-1] + 1))
+
+
+def _unfinished(folder: pathlib.Path) -> list[str]:
+    """Checkpoints being written, or left by a kill."""
+    return [path.name for path in (folder / "checkpoints").glob("*") if not path.name.isdecimal()]
+
+
+def _wait_for_a_save(folder: pathlib.Path) -> None:
+    """Waits until a save begins."""
+    deadline = time.monotonic() + 60
+    for is_saving in (False, True):
+        while bool(_unfinished(folder)) != is_saving:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
 
 
 def _newest(folder: pathlib.Path, before: int) -> int:
