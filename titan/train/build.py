@@ -36,7 +36,7 @@ class Run:
       runtime: the executor's devices.
       mesh: the device mesh without trivial axes.
       train_step, eval_step: compiled when the first batch comes.
-      seconds: time spent in each stage so far (capture, lower, compile).
+      seconds: time spent in each stage so far (capture, spmd_check, which captures once more, passes, lower, compile).
     """
 
     config: Config
@@ -70,7 +70,7 @@ def build(config: Config, runtime: Any) -> Run:
     steps = StepBuilder(
         build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
     )
-    seconds = {"capture": 0.0, "lower": 0.0, "compile": 0.0}
+    seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, policy=policy, seconds=seconds)
     return Run(
         config=config,
@@ -120,11 +120,15 @@ def _compile(
     batch = batch_layouts(_global(shapes, runtime.process_count), mesh, policy)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
+    captured_at = time.perf_counter()
     if mesh.num_devices > 1:
         check_spmd(graph, capture(make_step, state, batch, mesh, rank=mesh.num_devices - 1))
+    checked_at = time.perf_counter()
     dump_folder = pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
     graph, _ = run_passes(graph, PASSES, disabled=config.tpu_config.disable_passes, dump_folder=dump_folder)
-    seconds["capture"] += time.perf_counter() - start
+    seconds["capture"] += captured_at - start
+    seconds["spmd_check"] += checked_at - captured_at
+    seconds["passes"] += time.perf_counter() - checked_at
     return runtime.compile(graph, seconds)
 
 

@@ -17,7 +17,8 @@ def summarize(run: Run, outcome: Outcome, *, flops_per_token: float, peak_flops_
     """The summary of a run: losses over all its starts, speeds of this start.
 
     `tokens_per_second` and `mfu` are those of the median step, without the first, which compiles. `*_seconds` is the time
-    that the start-up's stages took. A number that does not exist (no step was made) is None.
+    that the start-up's stages took, `first_step_at` when (`time.time()`) the first step had been computed. A number that does
+    not exist (no step was made) is None.
     """
     progress, training = outcome.progress, run.config.training
     numbers = {
@@ -28,6 +29,7 @@ def summarize(run: Run, outcome: Outcome, *, flops_per_token: float, peak_flops_
         "tokens_per_second": math.nan,
         "mfu": math.nan,
         "median_step_seconds": outcome.median_step_seconds,
+        "first_step_at": outcome.first_step_at,
         **{f"{stage}_seconds": seconds for stage, seconds in run.seconds.items()},
     }
     if outcome.step_seconds:

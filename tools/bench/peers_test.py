@@ -1,0 +1,64 @@
+"""The hand-written JAX step and the PyTorch step train the same model: same losses over several steps, also sharded."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from titan.models.llama3.config import Llama3Config
+from titan.train.config import Config
+from tools.bench.jax_llama3 import Hyperparameters, JaxTrainer
+from tools.bench.torch_llama3 import TorchTrainer
+
+_MODEL = Llama3Config(vocab_size=64, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24)
+_HYPERPARAMETERS = Hyperparameters(
+    num_layers=2, num_heads=4, num_kv_heads=2, head_dim=4, norm_eps=1e-5, rope_theta=500_000.0,
+    beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0,
+)  # fmt: skip
+
+jax.config.update("jax_num_cpu_devices", 8)  # as in the other tests: one process may run them all
+
+
+@pytest.fixture
+def weights():
+    random = np.random.default_rng(0)
+    model = _MODEL.components().build()
+    return {
+        name: random.normal(1.0 if weight.ndim == 1 else 0.0, 0.3, weight.shape).astype(np.float32)
+        for name, weight in model.named_parameters()
+    }
+
+
+def _batch(seed):
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 64, (4, 12), dtype=np.int32)
+    labels[0, 3:] = -100  # more labels on one device than on the other
+    return {
+        "tokens": random.integers(0, 64, (4, 12), dtype=np.int32),
+        "labels": labels,
+        "positions": np.tile(np.array([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5, 6], np.int32), (4, 1)),
+        "segment_ids": np.tile(np.array([1] * 5 + [2] * 7, np.int32), (4, 1)),
+    }
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_jax_and_torch_train_alike(weights, num_devices):
+    batches = [_batch(seed) for seed in range(5)]
+    torch_trainer = TorchTrainer(weights, dataclasses.replace(Config(), model=_MODEL), compiled=False)
+    jax_trainer = JaxTrainer(weights, batches[0], _HYPERPARAMETERS, num_devices)
+    expected = [torch_trainer.step(batch, 0.01) for batch in batches]
+    losses = [jax_trainer.step(batch, 0.01) for batch in batches]
+    np.testing.assert_allclose(losses, expected, atol=1e-5)
+    assert expected[0] != pytest.approx(expected[-1], abs=1e-2)
+    assert int(jax_trainer.state.step) == len(batches) and int(jax_trainer.state.skipped) == 0
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(weights):
+    weights["head.weight"][0, 0] = np.inf
+    trainer = JaxTrainer(weights, _batch(0), _HYPERPARAMETERS, 1)
+    before = jax.device_get(trainer.state)
+    assert not np.isfinite(trainer.step(_batch(0), 0.01))
+    after = jax.device_get(trainer.state)
+    assert int(after.skipped) == 1
+    jax.tree.map(np.testing.assert_array_equal, before._replace(skipped=after.skipped), after)
