@@ -36,8 +36,9 @@ class StepFunction:
     """A step as a plain function of tensors.
 
     Attributes:
-      call: `(state, batch) -> (new_state, metrics)`, dicts of this rank's local tensors. It must be functional: it returns
-        new tensors and writes to none. An evaluation step returns an empty new state. Metrics are equal on all ranks.
+      call: `(state, batch) -> (new_state, metrics)`, dicts of this rank's local tensors. It must be functional: it
+        returns new tensors and writes to none. An evaluation step returns an empty new state. Metrics are equal on all
+        ranks.
       module: the model that it runs, whose module names label the ops.
       loss_module: the name of the submodule whose ops are of the region `loss`; empty where there is none.
     """
@@ -66,8 +67,8 @@ def capture(
 
     Raises:
       DialectError: the step does what a step graph cannot hold.
-      ValueError: the new state differs from the old in names, shapes or dtypes, an output is no plain tensor, or the model
-        has no such loss module.
+      ValueError: the new state differs from the old in names, shapes or dtypes, an output is no plain tensor, or the
+        model has no such loss module.
     """
     with fake_world(mesh, rank) as device_mesh:
         step = make_step(device_mesh)
@@ -132,6 +133,8 @@ def _check_outputs(old: Tensors, new: Tensors, metrics: Tensors) -> None:
 class _Attribution(TorchDispatchMode):
     """Labels each op with its region, module, source line and autograd sequence number as it is traced."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, step: StepFunction):
         super().__init__()
         self._step = step
@@ -159,16 +162,16 @@ class _Attribution(TorchDispatchMode):
                 return func(*args, **(kwargs or {}))
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise DialectError(
-                    f"{op_name(func)}{location(label['module_fqn'], label['source'])}: its shape, or its result as a Python "
-                    "number, depends on values; a step has static shapes and chooses between values by torch.where"
+                    f"{_where(func, label)}: its shape, or its result as a Python number, depends on values; a step "
+                    "has static shapes and chooses between values by torch.where"
                 ) from error
             except AssertionError as error:  # FakeTensorMode's refusal of a real tensor
                 foreign = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in (torch.Tensor, nn.Parameter)]
                 if not foreign:
                     raise
                 raise DialectError(
-                    f"{op_name(func)}{location(label['module_fqn'], label['source'])}: uses a tensor of shape "
-                    f"{list(foreign[0].shape)} that the step neither takes nor computes; pass it in the state or the batch"
+                    f"{_where(func, label)}: uses a tensor of shape {list(foreign[0].shape)} that the step neither "
+                    "takes nor computes; pass it in the state or the batch"
                 ) from error
 
     def _label(self) -> dict[str, Any]:
@@ -183,6 +186,10 @@ class _Attribution(TorchDispatchMode):
             "sequence": torch.autograd._get_sequence_nr() - 1 if node is None else node._sequence_nr(),
             "is_backward": in_backward,
         }
+
+
+def _where(func: Any, label: dict[str, Any]) -> str:
+    return op_name(func) + location(label["module_fqn"], label["source"])
 
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -200,7 +207,7 @@ def _source_line() -> str:
 
 
 def _attribute_backward(graph: torch.fx.Graph) -> None:
-    """Spreads the labels into `meta`; a backward op takes module and source of the forward op that it differentiates."""
+    """Spreads the labels into `meta`; a backward op takes module and source of the op that it differentiates."""
     forward: dict[int, dict] = {}
     for node in graph.nodes:
         label = node.meta.pop("custom", {})

@@ -1,8 +1,8 @@
 """The dialect of step graphs, and the check that a captured graph is in it.
 
-A step graph may hold functional ATen ops, functional collectives, PyTorch's `scan`, the activation offload ops, and titan's
-own custom ops. In-place ops, random ops that draw from a global generator, and anything else are refused with the op, the
-module and the line of code that brought it in.
+A step graph may hold functional ATen ops, functional collectives, PyTorch's `scan`, the activation offload ops, and
+titan's own custom ops. In-place ops, random ops that draw from a global generator, and anything else are refused with
+the op, the module and the line of code that brought it in.
 """
 
 import operator
@@ -51,8 +51,9 @@ def draws_random_numbers(node: torch.fx.Node) -> bool:
         return False
     for position, argument in enumerate(node.target._schema.arguments):
         if argument.name == "dropout_p":
-            given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given != 0
+            if position < len(node.args):
+                return node.args[position] != 0
+            return node.kwargs.get("dropout_p", argument.default_value) != 0
     return True
 
 
@@ -112,5 +113,6 @@ def _check_constant(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
     if isinstance(value, FakeTensor) or (isinstance(value, torch.Tensor) and value.is_meta):
         user = next(iter(node.users), node)
         raise DialectError(
-            f"{describe(user)}: uses a tensor of shape {list(value.shape)} without values that the step neither takes nor computes"
+            f"{describe(user)}: uses a tensor of shape {list(value.shape)} without values, which the step neither "
+            "takes nor computes; pass it in the state or the batch"
         )

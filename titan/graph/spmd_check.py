@@ -19,18 +19,18 @@ class SpmdError(ValueError):
 def check_spmd(first: StepGraph, last: StepGraph) -> None:
     """Holds that the first and the last rank captured one program, and that it keeps equal what is replicated.
 
-    A rank's coordinate baked into the graph as a number or a constant tensor would be silently wrong on all other ranks;
-    values that depend on the rank come from the op `titan::axis_index` alone. So the two captures are compared node by node:
-    ops, arguments, shapes and constants.
+    A rank's coordinate baked into the graph as a number or a constant tensor would be silently wrong on all other
+    ranks; values that depend on the rank come from the op `titan::axis_index` alone. So the two captures are compared
+    node by node: ops, arguments, shapes and constants.
 
     A metric or a piece of state that is laid out as replicated, but computed from what differs between ranks with no
-    collective in between, has a reduction missing: its copies would drift apart without a sign. So the mesh axes along which
-    values may differ are followed from inputs to outputs. A loop is taken as a whole: collectives in its body make
-    nothing equal.
+    collective in between, has a reduction missing: its copies would drift apart without a sign. So the mesh axes along
+    which values may differ are followed from inputs to outputs. A loop is taken as a whole: collectives in its body
+    make nothing equal.
 
     Raises:
-      SpmdError: names the first node that differs, its module and source line, and how it differs; or the output, the axis
-        and the op that computes it.
+      SpmdError: names the first node that differs, its module and source line, and how it differs; or the output, the
+        axis and the op that computes it.
     """
     _compare(first.module, last.module)
     _check_replication(first)
@@ -41,7 +41,9 @@ def _compare(first: torch.fx.GraphModule, last: torch.fx.GraphModule) -> None:
     counterpart = dict(zip(nodes[1], nodes[0]))
     for a, b in zip(*nodes):
         if a.op != b.op or (a.op == "call_function" and a.target is not b.target):
-            raise SpmdError(f"rank-dependent program: {describe(a)} on the first rank is {describe(b)} on the last; {_CURE}")
+            raise SpmdError(
+                f"rank-dependent program: {describe(a)} on the first rank is {describe(b)} on the last; {_CURE}"
+            )
         if a.op == "get_attr":
             _compare_constants(first, last, a, b)
             continue
@@ -53,8 +55,8 @@ def _compare(first: torch.fx.GraphModule, last: torch.fx.GraphModule) -> None:
             )
         if _shapes(a) != _shapes(b):
             raise SpmdError(
-                f"rank-dependent shape: {describe(a)} gives {_shapes(a)} on the first rank and {_shapes(b)} on the last; "
-                "shapes must be equal on all ranks"
+                f"rank-dependent shape: {describe(a)} gives {_shapes(a)} on the first rank and {_shapes(b)} on the "
+                "last; shapes must be equal on all ranks"
             )
     if len(nodes[0]) != len(nodes[1]):
         raise SpmdError(f"rank-dependent program: {len(nodes[0])} nodes on the first rank, {len(nodes[1])} on the last")
@@ -99,8 +101,8 @@ def _check_replication(graph: StepGraph) -> None:
     for (name, layout), node in zip(outputs, graph.module.graph.output_node().args[0], strict=True):
         for axis in sorted(varying[node] - _sharded_axes(layout, graph)):
             raise SpmdError(
-                f"{name} is to be equal along mesh axis {axis} and may differ: {describe(node)} computes it from values "
-                f"that no collective over {axis} has made equal"
+                f"{name} is to be equal along mesh axis {axis} and may differ: {describe(node)} computes it from "
+                f"values that no collective over {axis} has made equal"
             )
 
 

@@ -16,14 +16,14 @@ from titan.parallel.mesh import MeshSpec
 class StepGraph:
     """A whole step (training or evaluation) of one rank, equal for all ranks.
 
-    The graph is flat: a placeholder for each entry of `state`, then of `batch`, in order; its one output is the tuple of
-    the new state, in the same order, and then the metrics. It is in the dialect that `titan.graph.dialect` checks, and
-    collectives name mesh axes.
+    The graph is flat: a placeholder for each entry of `state`, then of `batch`, in order; its one output is the tuple
+    of the new state, in the same order, and then the metrics. It is in the dialect that `titan.graph.dialect` checks,
+    and collectives name mesh axes.
 
     Attributes:
       module: the graph. Every op has `meta["val"]` (a FakeTensor of this rank's shape, or a tuple of them),
-        `meta["module_fqn"]`, `meta["region"]` and `meta["source"]` ("file:line" of the code), the last three empty where not
-        known; an input has `meta["leaf"]`, its name in `state` or `batch`.
+        `meta["module_fqn"]`, `meta["region"]` and `meta["source"]` ("file:line" of the code), the last three empty
+        where not known; an input has `meta["leaf"]`, its name in `state` or `batch`.
       mesh: the mesh that it was captured for, without trivial axes.
       state: name to layout of what persists from step to step.
       batch: name to layout of what each call supplies.

@@ -1,7 +1,7 @@
 """The one source of rank-dependent values in a step: this rank's coordinate along a mesh axis, as an op.
 
-Capture runs as a single rank, so a coordinate read as a Python number would be frozen into the program of all ranks. The op
-stays in the graph and is evaluated on each device.
+Capture runs as a single rank, so a coordinate read as a Python number would be frozen into the program of all ranks.
+The op stays in the graph and is evaluated on each device.
 """
 
 import torch

@@ -16,8 +16,8 @@ class TensorLayout:
     Attributes:
       shape: the global shape.
       dtype: the element type.
-      placements: torch's own `Replicate()` or `Shard(dim)`, one for each axis of the mesh, outermost first. Two axes may
-        shard the same dim, the outer axis in larger pieces.
+      placements: torch's own `Replicate()` or `Shard(dim)`, one for each axis of the mesh, outermost first. Two axes
+        may shard the same dim, the outer axis in larger pieces.
     """
 
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class TensorLayout:
         return tuple(local)
 
     def axes_by_dim(self, mesh: MeshSpec) -> tuple[tuple[str, ...], ...]:
-        """For each tensor dim the mesh axes that shard it, outermost first: the shape of a `jax.sharding.PartitionSpec`.
+        """For each tensor dim the mesh axes that shard it, outermost first: the form of `jax.sharding.PartitionSpec`.
 
         Raises:
           ValueError: the placements do not fit the tensor or the mesh.

@@ -92,8 +92,8 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=spec.num_devices)
         yield spec.device_mesh("cpu")
     finally:
-        # DTensor remembers the placements of results by the inputs' meshes, and equal meshes of two worlds are one key to
-        # it: the next world's results would name the process groups of this one.
+        # DTensor remembers the placements of results by the inputs' meshes, and equal meshes of two worlds are one key
+        # to it: the next world's results would name the process groups of this one.
         clear_dtensor_caches()
         if dist.is_initialized():
             dist.destroy_process_group()

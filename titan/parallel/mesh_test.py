@@ -75,7 +75,8 @@ def test_a_running_process_group_is_an_error_and_survives() -> None:
 
 def test_a_rank_must_be_in_the_mesh() -> None:
     for spec, rank in ((_HSDP, 8), (_HSDP, -1), (MeshSpec((), ()), 1)):
-        with pytest.raises(ValueError, match=f"has the ranks 0 to {spec.num_devices - 1}, not {rank}"), fake_world(spec, rank):
+        message = f"has the ranks 0 to {spec.num_devices - 1}, not {rank}"
+        with pytest.raises(ValueError, match=message), fake_world(spec, rank):
             pass
         assert not dist.is_initialized()
 

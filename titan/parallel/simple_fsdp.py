@@ -1,14 +1,14 @@
 """SimpleFSDP: data parallelism as a parametrisation of a module's weights by DTensors.
 
-A weight is stored as a DTensor, sharded along one mesh axis and replicated along another; reading it gives the full weight
-as a plain tensor (an all-gather), and the backward of that read turns each device's partial gradient into the gradient of
-its shard (a reduce-scatter, then an all-reduce over replicas). The module's own code never sees a mesh. FSDP, HSDP and DDP
-are the same code on a mesh with the shard axis, with both axes, or with the replicate axis alone. The idea is that of
-SimpleFSDP (https://arxiv.org/abs/2411.00284).
+A weight is stored as a DTensor, sharded along one mesh axis and replicated along another; reading it gives the full
+weight as a plain tensor (an all-gather), and the backward of that read turns each device's partial gradient into the
+gradient of its shard (a reduce-scatter, then an all-reduce over replicas). The module's own code never sees a mesh.
+FSDP, HSDP and DDP are the same code on a mesh with the shard axis, with both axes, or with the replicate axis alone.
+The idea is that of SimpleFSDP (https://arxiv.org/abs/2411.00284).
 
 A dim that the shard axis does not divide is never padded: padding would give ranks different local shapes, and one SPMD
-program could not serve them all. `fsdp_placements` takes the first dim that the axis divides, and replicates a weight that
-has none.
+program could not serve them all. `fsdp_placements` takes the first dim that the axis divides, and replicates a weight
+that has none.
 """
 
 import dataclasses
@@ -32,10 +32,10 @@ class ShardingPolicy:
       replicate_axis: the mesh axis along which weights are replicated; absent from the mesh means one replica (FSDP).
       gather_dtype: the dtype in which a weight is gathered and used; None keeps the weight's own.
       reduce_dtype: the dtype in which gradients are reduced; None keeps the gradient's own.
-      average: divide the reduced gradient by the number of data-parallel devices. Leave it off where the loss is already
-        divided by the global count of tokens, which alone is right when ranks hold different numbers of tokens.
-      defer_replicas: leave gradients partial along the replicate axis. The caller accumulates microbatches and then calls
-        `reduce_replicas` once, instead of paying one all-reduce a microbatch.
+      average: divide the reduced gradient by the number of data-parallel devices. Leave it off where the loss is
+        already divided by the global count of tokens, which alone is right when ranks hold different numbers of tokens.
+      defer_replicas: leave gradients partial along the replicate axis. The caller accumulates microbatches and then
+        calls `reduce_replicas` once, instead of paying one all-reduce a microbatch.
 
     Raises:
       ValueError: the two axes are one.
@@ -54,7 +54,7 @@ class ShardingPolicy:
 
     @property
     def data_axes(self) -> tuple[str, str]:
-        """The axes over which gradients are summed, in the order of the sums: the shard axis makes the tensor smaller."""
+        """The axes over which gradients are summed, in that order: the first sum leaves a smaller tensor."""
         return (self.shard_axis, self.replicate_axis)
 
 
@@ -90,7 +90,8 @@ class _ReadWeight(torch.autograd.Function):
             for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
         ]
         full = weight.redistribute(placements=replicated).to_local()
-        # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the graph.
+        # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the
+        # graph.
         return full.detach()
 
     @staticmethod
@@ -144,8 +145,8 @@ _POLICY = "_simple_fsdp_policy"
 
 @functools.cache
 def _parametrised(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Module]:
-    # One class for all modules of a kind, or torch.compile would compile each of them anew. It holds no mesh and no policy:
-    # those are the stored DTensor's and the instance's.
+    # One class for all modules of a kind, or torch.compile would compile each of them anew. It holds no mesh and no
+    # policy: those are the stored DTensor's and the instance's.
     members = {name: _weight_property(name) for name in names}
     return type(base.__name__, (base,), {"__module__": base.__module__, **members})
 
@@ -153,9 +154,9 @@ def _parametrised(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
 def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | None = None) -> nn.Module:
     """Parametrises every weight of `module`, in place, and returns it.
 
-    State-dict keys stay the module's own; the values become DTensors. Weights on the meta device stay there. A real weight
-    must be equal on every rank, since each rank keeps its own slice of it. A weight tied between submodules stays one
-    weight if one call sees all of them.
+    State-dict keys stay the module's own; the values become DTensors. Weights on the meta device stay there. A real
+    weight must be equal on every rank, since each rank keeps its own slice of it. A weight tied between submodules
+    stays one weight if one call sees all of them.
 
     Args:
       module: any module; its code needs no change.
@@ -163,16 +164,16 @@ def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | No
       policy: axes and dtypes; the default shards along `dp_shard` and replicates along `dp_replicate`.
 
     Raises:
-      ValueError: the mesh has no axis names or neither of the policy's axes, or the module, or a part of it, is parametrised
-        already. The module is then as it was.
+      ValueError: the mesh has no axis names or neither of the policy's axes, or the module, or a part of it, is
+        parametrised already. The module is then as it was.
     """
     policy = policy or ShardingPolicy()
     if mesh.mesh_dim_names is None:
         raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
     if not set(policy.data_axes) & set(mesh.mesh_dim_names):
         raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, neither of the policy's {' and '.join(policy.data_axes)}: "
-            "gradients would not be reduced"
+            f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, neither of the policy's "
+            f"{' and '.join(policy.data_axes)}: gradients would not be reduced"
         )
     submodules = {name: submodule for name, submodule in module.named_modules() if _weight_names(submodule)}
     for name, submodule in submodules.items():

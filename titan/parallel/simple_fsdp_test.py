@@ -109,7 +109,8 @@ class _Collectives(TorchDispatchMode):
         self.calls: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "_c10d_functional" and "group_name" in [argument.name for argument in func._schema.arguments]:
+        arguments = [argument.name for argument in func._schema.arguments]
+        if func.namespace == "_c10d_functional" and "group_name" in arguments:
             self.calls.append((func.__name__.partition(".")[0], args[0].dtype, tuple(args[0].shape)))
         return func(*args, **(kwargs or {}))
 
@@ -278,7 +279,8 @@ def _shards_match_local_shapes() -> None:
 
 _CHECKS: dict[int, dict[str, Callable[[], None]]] = {
     2: {
-        f"{'_'.join(axes)}_matches_one_process": functools.partial(_matches_one_process, axes, False) for axes in (FSDP, DDP)
+        f"{name}_matches_one_process": functools.partial(_matches_one_process, axes, False)
+        for name, axes in {"fsdp": FSDP, "ddp": DDP}.items()
     },
     4: {
         **{
@@ -306,12 +308,13 @@ _CHECKS: dict[int, dict[str, Callable[[], None]]] = {
 
 
 def _run_checks(rank: int, folder: str) -> None:
-    """One process of all worlds, the smaller ones among the first ranks; leaves a traceback of each check that failed."""
+    """One process of all worlds, the smaller ones among the first ranks; leaves the traceback of each failed check."""
     torch.set_num_threads(1)
     for world_size, checks in _CHECKS.items():
         if rank >= world_size:
             continue
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store{world_size}", rank=rank, world_size=world_size)
+        store = f"file://{folder}/store{world_size}"
+        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world_size)
         for name, check in checks.items():
             try:
                 check()

@@ -23,15 +23,16 @@ class TorchExecutable:
 
     Attributes:
       graph: the captured step.
-      device_mesh: gives the running mesh, of the graph's axes and sizes (None for one device). It is asked at the first call
-        and not before: capture needs a process without a process group, and other steps may still have to be captured.
+      device_mesh: gives the running mesh, of the graph's axes and sizes (None for one device). It is asked at the first
+        call and not before: capture needs a process without a process group, and other steps may still have to be
+        captured.
     """
 
     graph: StepGraph
     device_mesh: Callable[[], DeviceMesh | None]
 
     def __call__(self, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
-        """Runs one step on this rank's shards; returns the new state (empty for a step that only reads it) and the metrics.
+        """Runs one step on this rank's shards; returns the new state (empty if the step only reads it) and the metrics.
 
         Raises:
           ValueError: the running mesh is not the one that the graph was captured for.
@@ -53,7 +54,8 @@ class TorchExecutable:
 
 def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank: int) -> torch.Tensor:
     """A rank's shard of a global tensor."""
-    for placement, size, index in zip(layout.placements, spec.axis_sizes, np.unravel_index(rank, spec.axis_sizes or (1,))):
+    coordinates = np.unravel_index(rank, spec.axis_sizes or (1,))
+    for placement, size, index in zip(layout.placements, spec.axis_sizes, coordinates):
         if placement.is_shard():
             tensor = tensor.chunk(size, placement.dim)[index]
     return tensor.clone(memory_format=torch.contiguous_format)  # a view would keep the global tensor in memory

@@ -13,8 +13,8 @@ aten = torch.ops.aten
 def no_ops(graph: StepGraph) -> StepGraph:
     """Replaces an op by its input where both are the same tensor, bit for bit and stride for stride.
 
-    Aliases and copies (`detach`, `clone`, `_to_copy` to the same dtype), shape ops to the shape at hand, a transposition of a
-    transposition, a view of a view, and a power of one, which autograd emits for squares.
+    Aliases and copies (`detach`, `clone`, `_to_copy` to the same dtype), shape ops to the shape at hand, a
+    transposition of a transposition, a view of a view, and a power of one, which autograd emits for squares.
     """
     graph = graph.copy()
     for node in list(graph.module.graph.nodes):

@@ -30,8 +30,9 @@ def run_passes(
 ) -> tuple[StepGraph, list[PassReport]]:
     """Applies `passes` in order; a pass is named after its function.
 
-    A pass takes a StepGraph and returns one, and may not change the graph that it was given. The result of each is checked:
-    well formed, in the dialect, every op with its metadata, and with inputs and outputs of the same names, shapes and dtypes.
+    A pass takes a StepGraph and returns one, and may not change the graph that it was given. The result of each is
+    checked: well formed, in the dialect, every op with its metadata, and with inputs and outputs of the same names,
+    shapes and dtypes.
 
     Args:
       disabled: names of passes to leave out.
