@@ -125,7 +125,9 @@ def _compile(
         check_spmd(graph, capture(make_step, state, batch, mesh, rank=mesh.num_devices - 1))
     checked_at = time.perf_counter()
     dump_folder = pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
-    graph, _ = run_passes(graph, PASSES, disabled=config.tpu_config.disable_passes, dump_folder=dump_folder)
+    passes = (*PASSES, *runtime.passes)
+    disabled = {step.__name__ for step in passes}.intersection(config.tpu_config.disable_passes)
+    graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
     seconds["capture"] += captured_at - start
     seconds["spmd_check"] += checked_at - captured_at
     seconds["passes"] += time.perf_counter() - checked_at

@@ -188,7 +188,9 @@ class TpuConfig:
     )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option(
-        (), "Graph passes to leave out.", choices=("no_ops", "common_subexpressions", "dead_code")
+        (),
+        "Graph passes to leave out.",
+        choices=("no_ops", "common_subexpressions", "dead_code", "cross_entropy_backward"),
     )
     num_virtual_devices: int = option(
         2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1

@@ -49,7 +49,10 @@ class TorchRuntime:
       device_kind: what the run is reported to run on.
       saves: whether this process writes checkpoints.
       captures_late: whether a step can still be captured once another has run.
+      passes: graph passes for this executor, after those for all.
     """
+
+    passes = ()
 
     def __init__(self, config: Config):
         """Joins the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without them it is alone."""

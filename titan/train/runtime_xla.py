@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
+from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -29,8 +30,10 @@ class XlaRuntime:
       device_kind: JAX's name of the devices.
       saves: whether this process takes part in writing checkpoints; with JAX all do.
       captures_late: whether a step can still be captured once another has run.
+      passes: graph passes for this executor, after those for all.
     """
 
+    passes = (cross_entropy_backward,)
     saves = True
     captures_late = True
 
