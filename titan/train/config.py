@@ -22,7 +22,7 @@ class TrainingConfig:
     """Length of the run, size of the batch, seed, clipping, validation."""
 
     steps: int = option(300, "Optimizer steps of the whole run, those before a resume included.", minimum=1)
-    batch_size: int = option(8, "Sequences in one optimizer step, over all devices and microbatches.", minimum=1)
+    batch_size: int = option(16, "Sequences in one optimizer step, over all devices and microbatches.", minimum=1)
     microbatches: int = option(1, "Parts of a batch whose gradients are accumulated, one after the other.", minimum=1)
     sequence_length: int = option(256, "Tokens in one packed sequence.", minimum=2)
     seed: int = option(0, "Seed of the initial weights.", minimum=0, maximum=2**31 - 1)
@@ -46,7 +46,7 @@ class TrainingConfig:
 class OptimizerConfig:
     """AdamW."""
 
-    learning_rate: float = option(3e-3, "Peak learning rate; see lr_schedule for its course.", minimum=0)
+    learning_rate: float = option(4e-3, "Peak learning rate; see lr_schedule for its course.", minimum=0)
     beta1: float = option(0.9, "Decay per step of the mean of gradients; below 1.", minimum=0, maximum=1)
     beta2: float = option(0.95, "Decay per step of the mean of squared gradients; below 1.", minimum=0, maximum=1)
     epsilon: float = option(1e-8, "Added to the root of the second moment.", minimum=0)

@@ -136,7 +136,7 @@ def test_resolve_refuses_more_devices_than_present():
 def test_resolve_devices_checks_the_batch():
     assert Config().resolve_devices(8).parallelism.data_parallel_shard == 8
     with pytest.raises(
-        ConfigError, match="8 is not a multiple of 3 devices times 1 microbatches; give a multiple of 3, e.g. 9"
+        ConfigError, match="16 is not a multiple of 3 devices times 1 microbatches; give a multiple of 3, e.g. 18"
     ):
         Config().resolve_devices(3)
 
