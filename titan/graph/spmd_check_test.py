@@ -106,17 +106,25 @@ def test_a_reduction_left_out_is_refused(axes: tuple[str, ...], missing: str) ->
         check_spmd(*graphs)
 
 
+def _scatter(x: torch.Tensor, mesh) -> torch.Tensor:
+    group = mesh.get_group("dp_shard").group_name
+    return torch.ops._c10d_functional.reduce_scatter_tensor(x, "sum", 4, group)
+
+
+@pytest.mark.parametrize("source", [lambda x, mesh: axis_index(mesh, "dp_shard"), _scatter], ids=["index", "scatter"])
+def test_what_depends_on_the_rank_is_followed_to_the_metrics(source) -> None:
+    with pytest.raises(SpmdError, match="metric is to be equal along mesh axis dp_shard and may differ: node sum_1"):
+        _check(lambda x, mesh: source(x, mesh).sum())
+    _check(lambda x, mesh: all_reduce(source(x, mesh).sum(), mesh, "dp_shard"))
+
+
 def test_a_shard_may_differ_along_its_own_axis_alone() -> None:
-    functional = torch.ops._c10d_functional
     rows = TensorLayout((32, 8), torch.float32, (Shard(0), Shard(0)))
 
     def graphs(layout: TensorLayout):
         def make_step(mesh) -> StepFunction:
             def call(state, batch):
-                scattered = functional.reduce_scatter_tensor(
-                    batch["x"], "sum", 4, mesh.get_group("dp_shard").group_name
-                )
-                return {"w": state["w"] + all_reduce(functional.wait_tensor(scattered), mesh, "dp_replicate")}, {}
+                return {"w": state["w"] + all_reduce(_scatter(batch["x"], mesh), mesh, "dp_replicate")}, {}
 
             return StepFunction(call, nn.Module())
 

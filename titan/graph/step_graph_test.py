@@ -3,6 +3,7 @@
 import re
 
 import torch
+from torch._higher_order_ops.scan import scan
 
 from titan.graph.dialect import graphs_of
 from titan.graph.steps_for_test import HSDP, capture_metric, capture_training, ops
@@ -47,3 +48,13 @@ def test_a_copy_runs_as_it_was_last_edited() -> None:
     (product,) = [node for node in ops(copy) if node.target is torch.ops.aten.mul.Tensor]
     product.update_arg(1, 5)
     assert torch.equal(copy.module(torch.ones(8, 8))[0], torch.full((8, 8), 6.0))
+
+
+def test_a_copy_has_loop_bodies_of_its_own() -> None:
+    graph = capture_metric(lambda x, _: scan(lambda c, w: (c * w, c.sum()), x, x.view(8, 8, 1))[0])
+    copy = graph.copy()
+    bodies = [list(graphs_of(module))[1] for module in (graph.module, copy.module)]
+    assert str(bodies[0]) == str(bodies[1])
+    (product,) = bodies[1].find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    product.update_arg(1, 3.0)
+    assert str(bodies[0]) != str(bodies[1])

@@ -35,7 +35,7 @@ def _same_tensor(a: torch.fx.Node, b: torch.fx.Node) -> bool:
 
 
 def _is_view(node: torch.fx.Node) -> bool:
-    # Through a tensor that is not contiguous a view may be possible from the one shape and not from the other.
+    # Of a contiguous tensor there is a view of any shape, and its strides are those of the shape.
     return node.target is aten.view.default and node.args[0].meta["val"].is_contiguous()
 
 

@@ -173,7 +173,11 @@ def test_dead_code_removes_what_nobody_uses_and_keeps_inputs() -> None:
         (lambda x: x.view(16).view(2, 8).view(4, 4).sin(), ["aten.sin.default"]),
         (lambda x: x.view(16).view(2, 8).sin(), ["aten.view.default", "aten.sin.default"]),
         (lambda x: x[0:4].expand(4, 4).sin(), ["aten.sin.default"]),
-        # These change strides, dtype or values.
+        # These change strides, dtype or values, or are views of what is not contiguous.
+        (
+            lambda x: x.t().view(2, 2, 4).view(4, 4).sin(),
+            ["aten.t.default", "aten.view.default", "aten.view.default", "aten.sin.default"],
+        ),
         (lambda x: x.t().sin(), ["aten.t.default", "aten.sin.default"]),
         (lambda x: x.t().contiguous().sin(), ["aten.t.default", "aten.clone.default", "aten.sin.default"]),
         (lambda x: x[:1].expand(4, 4).sin(), ["aten.slice.Tensor", "aten.expand.default", "aten.sin.default"]),
