@@ -13,6 +13,7 @@ that has none.
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -132,10 +133,11 @@ def reduce_replicas(grad: DTensor) -> DTensor:
 
 def _weight_property(name: str) -> property:
     def read(self: nn.Module) -> torch.Tensor | None:
-        weight = self._parameters[name]
-        if not isinstance(weight, DTensor):  # a plain tensor put in its place, by torch.func.functional_call for one
-            return weight
-        return _ReadWeight.apply(weight, self.__dict__[_POLICY])
+        weight, policy = self._parameters[name], self.__dict__[_POLICY]
+        if isinstance(weight, DTensor):
+            return _ReadWeight.apply(weight, policy)
+        # One device, or a plain tensor put in the weight's place, by torch.func.functional_call for one.
+        return weight if weight is None or policy.gather_dtype is None else weight.to(policy.gather_dtype)
 
     return property(read)
 
@@ -151,16 +153,17 @@ def _parametrised(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
     return type(base.__name__, (base,), {"__module__": base.__module__, **members})
 
 
-def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | None = None) -> nn.Module:
+def simple_fsdp(module: nn.Module, mesh: DeviceMesh | None, policy: ShardingPolicy | None = None) -> nn.Module:
     """Parametrises every weight of `module`, in place, and returns it.
 
-    State-dict keys stay the module's own; the values become DTensors. Weights on the meta device stay there. A real
-    weight must be equal on every rank, since each rank keeps its own slice of it. A weight tied between submodules
-    stays one weight if one call sees all of them.
+    State-dict keys stay the module's own; on a mesh the values become DTensors. Weights on the meta device stay there.
+    A real weight must be equal on every rank, since each rank keeps its own slice of it. A weight tied between
+    submodules stays one weight if one call sees all of them.
 
     Args:
       module: any module; its code needs no change.
-      mesh: a DeviceMesh with named axes.
+      mesh: a DeviceMesh with named axes. None is one device: weights stay plain tensors and, as on a mesh, are used in
+        the policy's `gather_dtype`, so that the precision does not depend on the number of devices.
       policy: axes and dtypes; the default shards along `dp_shard` and replicates along `dp_replicate`.
 
     Raises:
@@ -168,6 +171,21 @@ def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | No
         parametrised already. The module is then as it was.
     """
     policy = policy or ShardingPolicy()
+    if mesh is not None:
+        _check_axes(mesh, policy)
+    submodules = {name: submodule for name, submodule in module.named_modules() if _weight_names(submodule)}
+    for name, submodule in submodules.items():
+        if _POLICY in submodule.__dict__:
+            raise ValueError(f"module {name or type(submodule).__name__} is parametrised by simple_fsdp already")
+    if mesh is not None:
+        _distribute(submodules.values(), mesh, policy)
+    for submodule in submodules.values():
+        submodule.__class__ = _parametrised(type(submodule), _weight_names(submodule))
+        submodule.__dict__[_POLICY] = policy
+    return module
+
+
+def _check_axes(mesh: DeviceMesh, policy: ShardingPolicy) -> None:
     if mesh.mesh_dim_names is None:
         raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
     if not set(policy.data_axes) & set(mesh.mesh_dim_names):
@@ -175,23 +193,19 @@ def simple_fsdp(module: nn.Module, mesh: DeviceMesh, policy: ShardingPolicy | No
             f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, neither of the policy's "
             f"{' and '.join(policy.data_axes)}: gradients would not be reduced"
         )
-    submodules = {name: submodule for name, submodule in module.named_modules() if _weight_names(submodule)}
-    for name, submodule in submodules.items():
-        if _POLICY in submodule.__dict__:
-            raise ValueError(f"module {name or type(submodule).__name__} is parametrised by simple_fsdp already")
+
+
+def _distribute(submodules: Iterable[nn.Module], mesh: DeviceMesh, policy: ShardingPolicy) -> None:
+    """Puts a DTensor in the place of each weight; a weight that submodules share stays one."""
     spec = MeshSpec(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
     shared: dict[torch.Tensor, nn.Parameter] = {}
-    for submodule in submodules.values():
-        names = _weight_names(submodule)
-        for name in names:
+    for submodule in submodules:
+        for name in _weight_names(submodule):
             weight = submodule._parameters[name]
             if weight not in shared:
                 placements = fsdp_placements(tuple(weight.shape), spec, policy)
                 shared[weight] = nn.Parameter(_shard(weight.detach(), mesh, placements), weight.requires_grad)
             submodule._parameters[name] = shared[weight]
-        submodule.__class__ = _parametrised(type(submodule), names)
-        submodule.__dict__[_POLICY] = policy
-    return module
 
 
 def _weight_names(submodule: nn.Module) -> tuple[str, ...]:

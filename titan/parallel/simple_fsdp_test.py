@@ -359,6 +359,22 @@ def test_a_mesh_must_have_one_of_the_policys_axes() -> None:
         ShardingPolicy(shard_axis="data", replicate_axis="data")
 
 
+def test_one_device_needs_no_mesh_and_has_the_policys_precision() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    names = list(model.state_dict())
+    simple_fsdp(model, None, ShardingPolicy(gather_dtype=torch.bfloat16))
+    assert list(model.state_dict()) == names
+    for name, weight in model.named_parameters():
+        assert type(weight) is nn.Parameter and weight.dtype == torch.float32, name
+    output = model(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert output.dtype == torch.bfloat16
+    output.sum().backward()
+    assert torch.equal(model[0]._parameters["weight"].grad, torch.full((4, 4), 2.0))
+    plain = nn.Linear(4, 4)
+    weight = plain.weight
+    assert simple_fsdp(plain, None).weight is weight
+
+
 def test_meta_weights_stay_on_the_meta_device_and_say_nothing_of_the_rank() -> None:
     shapes = []
     for rank in (0, 3):

@@ -95,11 +95,11 @@ class ParallelismConfig:
         1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
     )
     use_simple_fsdp: bool = option(
-        True, "Distribute parameters by SimpleFSDP. false: one device, no distribution at all."
+        True, "Distribute parameters by SimpleFSDP. false: one device, parameters used as they are."
     )
     gather_dtype: str = option(
         "",
-        "Dtype in which parameters are gathered and used. Empty: that of the parameter.",
+        "Dtype in which parameters are gathered and used, on one device too. Empty: that of the parameter.",
         choices=("", "float32", "bfloat16"),
     )
     reduce_dtype: str = option(
@@ -120,6 +120,12 @@ class ParallelismConfig:
                 "parallelism.use_simple_fsdp",
                 f"false means one device, but {max(sharded, self.num_devices)} are asked for",
                 "leave it on, or give --parallelism.num_devices=1",
+            )
+        if not self.use_simple_fsdp and self.gather_dtype:
+            raise ConfigError(
+                "parallelism.gather_dtype",
+                "it is SimpleFSDP that hands out parameters in another dtype, and it is off",
+                "leave it out, or leave --parallelism.use_simple_fsdp on",
             )
         if self.num_devices:
             self.resolve(self.num_devices)

@@ -69,6 +69,9 @@ def test_documented_flags_reach_the_tree():
         ("--noparallelism.use_simple_fsdp --parallelism.data_parallel_shard=2",
          "--parallelism.use_simple_fsdp: false means one device, but 2 are asked for; "
          "leave it on, or give --parallelism.num_devices=1"),
+        ("--noparallelism.use_simple_fsdp --parallelism.gather_dtype=bfloat16",
+         "--parallelism.gather_dtype: it is SimpleFSDP that hands out parameters in another dtype, and it is off; "
+         "leave it out, or leave --parallelism.use_simple_fsdp on"),
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=dead_code",
          "--tpu_config.disable_passes: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),

@@ -37,7 +37,7 @@ class StepBuilder:
     """Builds the steps of one model for any DeviceMesh.
 
     Attributes:
-      build_model: makes the model on the meta device; called once for each step built, since sharding changes it in place.
+      build_model: makes the model on the meta device; called once for each step built, since simple_fsdp changes it in place.
       parameters: the layouts of its parameters.
       policy: how parameters are gathered and gradients reduced.
       optimizer: AdamW's settings.
@@ -59,7 +59,7 @@ class StepBuilder:
         skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
-        model = self._sharded_model(mesh, policy)
+        model = simple_fsdp(self.build_model(), mesh, policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
@@ -81,7 +81,7 @@ class StepBuilder:
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
-        model = self._sharded_model(mesh, self.policy)
+        model = simple_fsdp(self.build_model(), mesh, self.policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
@@ -95,10 +95,6 @@ class StepBuilder:
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module="cross_entropy")
-
-    def _sharded_model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
-        model = self.build_model()
-        return model if mesh is None else simple_fsdp(model, mesh, policy)
 
     def _weights(self, state: Tensors, mesh: DeviceMesh | None) -> Tensors:
         """The parameters as leaves for autograd: plain tensors on one device, DTensors around the shards on a mesh."""

@@ -1,6 +1,5 @@
 """The training step: every mesh against one device, the captured graph against eager PyTorch, each executor against another."""
 
-import dataclasses
 import functools
 import os
 
@@ -87,9 +86,11 @@ def batches() -> tuple[dict[str, np.ndarray], ...]:
 
 
 @functools.cache
-def builder(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, attention: str = "math") -> StepBuilder:
-    build = dataclasses.replace(MODEL, attention=attention).components().build
-    policy = ShardingPolicy(reduce_dtype=torch.float32)
+def builder(
+    mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None
+) -> StepBuilder:
+    build = MODEL.components().build
+    policy = ShardingPolicy(gather_dtype=gather_dtype, reduce_dtype=torch.float32)
     return StepBuilder(
         build, parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), max_grad_norm, num_microbatches
     )
@@ -101,8 +102,10 @@ def microbatches(batch: dict[str, np.ndarray], num: int, learning_rate: float = 
 
 
 @functools.cache
-def captured(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0) -> StepGraph:
-    steps = builder(mesh, num_microbatches, max_grad_norm)
+def captured(
+    mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None
+) -> StepGraph:
+    steps = builder(mesh, num_microbatches, max_grad_norm, gather_dtype)
     shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
     layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh, steps.policy)
     graph = capture(steps.train_step, *layouts, mesh)
@@ -125,9 +128,11 @@ def initial_state() -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def run_xla(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0):
+def run_xla(
+    mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None
+):
     """Losses, gradient norms, the first moments after step 1 and the state after the last step."""
-    graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm), PASSES)
+    graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm, gather_dtype), PASSES)
     executable = compile_xla(graph, jax.devices())
     abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial_state().items()}
@@ -162,6 +167,28 @@ def test_mesh_equals_one_device(name: str, num_microbatches: int) -> None:
     for key, expected in expected_state.items():
         # Adam divides by the root of the second moment: where a gradient is nearly zero, rounding decides its direction.
         assert_close(state[key], expected, key, 1e-3)
+
+
+def test_bfloat16_is_the_same_precision_on_one_device_and_on_many() -> None:
+    """Weights are used in `gather_dtype` also where there is nothing to gather; state and gradients stay float32."""
+    one_device = MeshSpec((), ())
+    expected, gradients, _ = run_xla(one_device, 1, 0.0, torch.bfloat16)
+    products = matmul_dtypes(captured(one_device, 1, 0.0, torch.bfloat16))
+    assert set(products) == {torch.bfloat16}
+    assert {array.dtype for array in gradients.values()} == {np.dtype(np.float32)}
+    for name in ("ddp2", "fsdp2", "hsdp4"):
+        actual, actual_gradients, _ = run_xla(mesh_of(name), 1, 0.0, torch.bfloat16)
+        assert matmul_dtypes(captured(mesh_of(name), 1, 0.0, torch.bfloat16)) == products
+        for step in range(STEPS):
+            assert actual[step]["loss"] == pytest.approx(expected[step]["loss"], rel=1e-4), (name, step)
+        for key, gradient in gradients.items():
+            # Each device rounds its part of a gradient to 8 bits: two units in the last place.
+            assert_close(actual_gradients[key], gradient, key, 2**-7)
+
+
+def matmul_dtypes(graph: StepGraph) -> list[torch.dtype]:
+    nodes = graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    return [node.meta["val"].dtype for node in nodes]
 
 
 def test_clipping_is_by_the_global_norm() -> None:
