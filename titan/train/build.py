@@ -4,12 +4,15 @@ import dataclasses
 import functools
 import pathlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
+from titan.core.config.rewrite import rewrite
 from titan.core.init import Initializer, init_plan
-from titan.graph.capture import capture
+from titan.graph.capture import StepFunction, capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.no_ops import no_ops
@@ -21,8 +24,10 @@ from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config, ParallelismConfig
 from titan.train.hf_weights import check_hf, read_hf
+from titan.train.runtime import Runtime, State
 from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
 from titan.train.step import StepBuilder
+from titan.train.swaps.rules import swap_rules
 
 PASSES = (no_ops, common_subexpressions, dead_code)
 
@@ -35,25 +40,26 @@ class Run:
       config: resolved for the devices present.
       runtime: the executor's devices.
       mesh: the device mesh without trivial axes.
+      initial_state: makes the state that a new run begins from.
       train_step, eval_step: compiled when the first batch comes.
       seconds: time spent in each stage so far (capture, spmd_check, which captures once more, passes, lower, compile).
     """
 
     config: Config
-    runtime: Any
+    runtime: Runtime
     mesh: MeshSpec
-    initial_state: Any
+    initial_state: Callable[[], State]
     train_step: CompiledStep
     eval_step: CompiledStep
     seconds: dict[str, float]
 
 
-def build(config: Config, runtime: Any) -> Run:
+def build(config: Config, runtime: Runtime) -> Run:
     """Puts a run together; nothing is compiled or allocated yet.
 
     Args:
       config: a validated configuration.
-      runtime: `XlaRuntime` or `TorchRuntime`.
+      runtime: the devices of the executor that the configuration names.
 
     Raises:
       ConfigError: the configuration does not suit the devices present.
@@ -62,7 +68,7 @@ def build(config: Config, runtime: Any) -> Run:
     check_hf(config)
     mesh = mesh_spec(config.parallelism)
     policy = sharding_policy(config.parallelism)
-    build_model = config.model.components().build
+    build_model = components(config).build
     model = build_model()
     parameters = parameter_layouts(model, mesh, policy)
     state = train_state_layouts(parameters, mesh)
@@ -83,6 +89,11 @@ def build(config: Config, runtime: Any) -> Run:
     )
 
 
+def components(config: Config) -> Any:
+    """The model's component tree, in which the swaps that the configuration asks for are made."""
+    return rewrite(config.model.components(), swap_rules(config))
+
+
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     """The mesh of a resolved configuration, replicas outermost: they communicate least."""
     sizes = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
@@ -97,20 +108,20 @@ def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:
     )
 
 
-def _initial_state(config: Config, runtime: Any, plan: dict[str, Initializer]) -> dict[str, Any]:
+def _initial_state(config: Config, runtime: Runtime, plan: dict[str, Initializer]) -> State:
     state = runtime.initial_state(plan, config.training.seed)
     if config.checkpoint.load_hf:
-        state |= runtime.place_parameters(read_hf(config))
+        return {**state, **runtime.place_parameters(read_hf(config))}
     return state
 
 
 def _compile(
-    make_step: Any,
+    make_step: Callable[[DeviceMesh | None], StepFunction],
     state: dict[str, TensorLayout],
     shapes: Shapes,
     *,
     config: Config,
-    runtime: Any,
+    runtime: Runtime,
     mesh: MeshSpec,
     policy: ShardingPolicy,
     seconds: dict[str, float],

@@ -22,6 +22,7 @@ from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.config import Config
+from titan.train.runtime import Runtime
 from titan.train.state import PARAMS
 
 
@@ -40,17 +41,8 @@ class UncapturedStep:
         return {name: torch.as_tensor(array) for name, array in batch.items()}
 
 
-class TorchRuntime:
-    """One process of a run; `titan.train.launch` starts the others.
-
-    Attributes:
-      num_devices: processes of the run.
-      process_index, process_count: this process among them.
-      device_kind: what the run is reported to run on.
-      saves: whether this process writes checkpoints.
-      captures_late: whether a step can still be captured once another has run.
-      passes: graph passes for this executor, after those for all.
-    """
+class TorchRuntime(Runtime):
+    """One process of a run, which is one device; `titan.train.launch` starts the others."""
 
     passes = ()
 

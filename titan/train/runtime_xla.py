@@ -2,39 +2,34 @@
 
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 import torch
 from jax.sharding import Mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
+from titan.graph.capture import StepFunction
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
+from titan.train.compiled_step import Executable
 from titan.train.config import Config
+from titan.train.runtime import Runtime
 from titan.train.state import PARAMS
 
 
-class XlaRuntime:
-    """JAX's devices: accelerators where there are any, else virtual CPU devices.
-
-    Attributes:
-      num_devices: devices of all processes together.
-      process_index, process_count: this process among those of the run.
-      device_kind: JAX's name of the devices.
-      saves: whether this process takes part in writing checkpoints; with JAX all do.
-      captures_late: whether a step can still be captured once another has run.
-      passes: graph passes for this executor, after those for all.
-    """
+class XlaRuntime(Runtime):
+    """JAX's devices: accelerators where there are any, else virtual CPU devices."""
 
     passes = (cross_entropy_backward,)
-    saves = True
+    saves = True  # Orbax has every process write its shards
     captures_late = True
 
     def __init__(self, config: Config):
@@ -69,6 +64,10 @@ class XlaRuntime:
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
         return executable
+
+    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
+        """Not there: JAX runs captured graphs alone."""
+        raise NotImplementedError("the xla executor runs captured steps alone")
 
     def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> dict[str, jax.Array]:
         """Parameters by their initialisers and everything else zero, each shard made on its own device."""

@@ -1,0 +1,82 @@
+"""What the trainer asks of an executor's devices: the interface of `XlaRuntime` and `TorchRuntime`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from titan.core.init import Initializer
+from titan.core.metrics import MetricsConfig, Peak
+from titan.graph.capture import StepFunction
+from titan.graph.passes.pipeline import Pass
+from titan.graph.step_graph import StepGraph
+from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec
+from titan.train.compiled_step import Executable
+
+State = Mapping[str, Any]
+"""A run's state as its executor holds it: jax.Arrays, or this rank's tensors, by the names of `titan.train.state`."""
+
+
+class Runtime(Protocol):
+    """The devices of one executor, and this process's part in a run on them. `prepare` comes before all other calls.
+
+    Attributes:
+      num_devices: devices of all processes together.
+      process_index, process_count: this process among those of the run.
+      device_kind: what the run is reported to run on.
+      saves: whether this process takes part in writing checkpoints.
+      captures_late: whether a step can still be captured once another has run.
+      passes: graph passes for this executor, after those for all.
+    """
+
+    num_devices: int
+    process_index: int
+    process_count: int
+    device_kind: str
+    saves: bool
+    captures_late: bool
+    passes: Sequence[Pass]
+
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
+        """Fixes the mesh of everything that follows, and what the state consists of."""
+
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> Executable:
+        """Makes a captured step executable; adds the time that it took to the stages `lower` and `compile`."""
+
+    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
+        """The step without capture. NotImplementedError where the executor runs graphs alone."""
+
+    def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> State:
+        """Parameters by their initialisers and everything else zero, each device or process with its shards."""
+
+    def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> State:
+        """The parameters of the state from whole tensors on the host, by fully qualified name."""
+
+    def host_parameters(self, state: State) -> dict[str, torch.Tensor]:
+        """The parameters as whole tensors on this host, by fully qualified name; every process must call it."""
+
+    def abstract_state(self) -> dict[str, Any]:
+        """What a checkpoint is restored onto: a jax.ShapeDtypeStruct by name."""
+
+    def to_arrays(self, state: State) -> dict[str, Any]:
+        """The state as the checkpoint stores it, in jax.Arrays; every process must call it."""
+
+    def from_arrays(self, arrays: Mapping[str, Any]) -> State:
+        """The state from what a checkpoint gave."""
+
+    def read(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+        """Waits for a step's metrics and brings them to the host."""
+
+    def peak(self, config: MetricsConfig) -> Peak:
+        """The peak that MFU is measured against."""
+
+    def agree(self, number: int) -> int:
+        """The largest `number` of all processes, so that all stop at the same step."""
+
+    def done_at(self) -> float | None:
+        """When the step just called was computed (`time.perf_counter()`); None where it is still being computed."""
+
+    def close(self) -> None:
+        """Ends what `prepare` and the first step began."""

@@ -1,0 +1,18 @@
+"""Which nodes of a model's component tree a run replaces before the model is built: kernels, float8, attention.
+
+A swap has a file of its own in this folder, with one function from the configuration to its rules: none where its flag
+is off. This is the only room that knows both a model's layer and what takes its place.
+"""
+
+from collections.abc import Callable, Sequence
+
+from titan.core.config.rewrite import Rule
+from titan.train.config import Config
+
+SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = ()
+"""The swaps that a configuration may ask for. Two that would replace the same node are an error, in any order."""
+
+
+def swap_rules(config: Config) -> list[Rule]:
+    """The rules of all swaps that the configuration asks for, to be applied in one `rewrite`."""
+    return [rule for swap in SWAPS for rule in swap(config)]

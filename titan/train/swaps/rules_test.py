@@ -1,0 +1,42 @@
+"""Swaps reach the model that a run builds, and only the nodes that their rules match."""
+
+import dataclasses
+
+import pytest
+
+from titan.core.config.rewrite import RewriteError, Rule
+from titan.models.layers.attention import MathAttention, MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
+from titan.train import build
+from titan.train.config import Config
+from titan.train.swaps import rules
+
+
+def _sdpa(config: Config) -> tuple[Rule, ...]:
+    if config.name != "swapped":
+        return ()
+    return (Rule(name="sdpa", type=MathAttentionConfig, replace=lambda node: SdpaAttentionConfig(node.scale)),)
+
+
+def _inner(name: str) -> list[type]:
+    model = build.components(dataclasses.replace(Config(), name=name)).build()
+    return [type(layer.attention.inner) for layer in model.layers]
+
+
+def test_without_a_swap_the_tree_is_the_models_own():
+    assert build.components(Config()) == Config().model.components()
+
+
+def test_a_swap_replaces_nodes_where_the_configuration_asks_for_it(monkeypatch):
+    monkeypatch.setattr(rules, "SWAPS", (_sdpa,))
+    num_layers = Config().model.num_layers
+    assert _inner("swapped") == [SdpaAttention] * num_layers
+    assert _inner("other") == [MathAttention] * num_layers
+
+
+def test_two_swaps_of_one_node_are_an_error(monkeypatch):
+    def first_layer(config: Config) -> tuple[Rule, ...]:
+        return (Rule(name="first", path="layers.0.attention.inner", replace=SdpaAttentionConfig(1.0)),)
+
+    monkeypatch.setattr(rules, "SWAPS", (_sdpa, first_layer))
+    with pytest.raises(RewriteError, match="rules 'sdpa' and 'first' both match layers.0.attention.inner"):
+        _inner("swapped")
