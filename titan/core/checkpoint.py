@@ -13,7 +13,7 @@ from absl import logging
 
 from titan.core.array_digest import array_digest
 from titan.core.config.tree import option
-from titan.core.config.validate import ConfigError, check_exists, check_writable_folder
+from titan.core.config.validate import check_exists, check_writable_folder
 
 _SET_ASIDE = "set_aside"  # subfolder for checkpoints that are damaged or of a course the run has left
 
@@ -35,11 +35,7 @@ class CheckpointConfig:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a folder that cannot be written."""
-        if self.interval < 1:
-            raise ConfigError("checkpoint.interval", f"{self.interval} is no interval", "give at least 1")
-        if self.keep < 1:
-            raise ConfigError("checkpoint.keep", f"{self.keep} would keep no checkpoint", "give at least 1")
+        """Raises ConfigError for a folder that cannot be read or written."""
         if self.folder:
             check_writable_folder("checkpoint.folder", self.folder)
         if self.load_hf:

@@ -237,10 +237,10 @@ def test_orbax_is_quiet(tmp_path, caplog):
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize(("field", "value"), [("interval", 0), ("keep", 0), ("folder", "/dev/null/run")])
-def test_config_errors_name_the_flag(field, value):
+@pytest.mark.parametrize("field", ["folder", "load_hf", "save_hf"])
+def test_config_errors_name_the_flag(field):
     with pytest.raises(ConfigError, match=f"^--checkpoint.{field}: "):
-        CheckpointConfig(**{field: value}).validate()
+        CheckpointConfig(**{field: "/dev/null/run"}).validate()
 
 
 def _environment(num_devices: int) -> dict[str, str]:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, TextIO
 
 from titan.core.config.tree import option
-from titan.core.config.validate import ConfigError
 from titan.core.hardware import find_hardware, measured_matmul_peak, num_chips
 
 
@@ -24,13 +23,6 @@ class MetricsConfig:
         "matmul peak.",
         minimum=0.0,
     )
-
-    def validate(self) -> None:
-        """Raises ConfigError for a negative peak or an interval below one."""
-        if self.log_interval < 1:
-            raise ConfigError("metrics.log_interval", f"{self.log_interval} is no interval", "give at least 1")
-        if self.peak_tflops < 0:
-            raise ConfigError("metrics.peak_tflops", f"{self.peak_tflops} is negative", "give 0 or the chip's peak")
 
 
 @dataclasses.dataclass(frozen=True)

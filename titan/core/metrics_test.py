@@ -6,7 +6,6 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from titan.core import metrics
-from titan.core.config.validate import ConfigError
 from titan.core.metrics import MetricsConfig, MetricsLogger, resolve_peak, step_metrics
 
 _STEP = {
@@ -129,9 +128,3 @@ class _CountingDevice:
 def test_memory_is_the_devices_where_they_count_it(monkeypatch):
     monkeypatch.setattr("jax.local_devices", lambda: [_CountingDevice(5), _CountingDevice(7)])
     assert metrics.memory_metrics() == {"device_memory_bytes": 7.0}
-
-
-@pytest.mark.parametrize(("field", "value"), [("log_interval", 0), ("peak_tflops", -1.0)])
-def test_config_errors_name_the_flag(field, value):
-    with pytest.raises(ConfigError, match=f"^--metrics.{field}: "):
-        MetricsConfig(**{field: value}).validate()

@@ -7,7 +7,7 @@ from typing import Any, Self
 from absl import logging
 
 from titan.core.config.tree import option
-from titan.core.config.validate import ConfigError, check_writable_folder
+from titan.core.config.validate import check_writable_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +20,8 @@ class ProfilerConfig:
     folder: str = option("", "Folder of the traces. Empty: the folder profile within the run's folder.")
 
     def validate(self) -> None:
-        """Raises ConfigError when profiling is on and the traces could not be written."""
-        if self.num_steps < 1:
-            raise ConfigError("profiler.num_steps", f"{self.num_steps} steps cannot be traced", "give at least 1")
-        if self.enable_profiling and self.folder:
+        """Raises ConfigError for a folder that cannot be written."""
+        if self.folder:
             check_writable_folder("profiler.folder", self.folder)
 
 

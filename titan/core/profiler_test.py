@@ -61,7 +61,6 @@ def test_a_run_resumed_after_the_window_says_so_once(tmp_path, caplog):
     ]
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("folder", "/dev/null/profile")])
-def test_config_errors_name_the_flag(field, value):
-    with pytest.raises(ConfigError, match=f"^--profiler.{field}: "):
-        ProfilerConfig(enable_profiling=True, **{field: value}).validate()
+def test_a_folder_that_cannot_be_written_is_refused():
+    with pytest.raises(ConfigError, match="^--profiler.folder: "):
+        ProfilerConfig(folder="/dev/null/profile").validate()

@@ -179,6 +179,11 @@ class CompileConfig:
         "~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache."
     )
 
+    def validate(self) -> None:
+        """Raises ConfigError for a folder that cannot be written."""
+        if self.cache_folder:
+            check_writable_folder("compile.cache_folder", self.cache_folder)
+
 
 @dataclasses.dataclass(frozen=True)
 class TpuConfig:
@@ -201,6 +206,11 @@ class TpuConfig:
     num_virtual_devices: int = option(
         2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1
     )
+
+    def validate(self) -> None:
+        """Raises ConfigError for a folder that cannot be written."""
+        if self.dump_graph:
+            check_writable_folder("tpu_config.dump_graph", self.dump_graph)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,12 +238,11 @@ class Config:
     tpu_config: TpuConfig = option(TpuConfig(), "Capture of the training step as one graph, and what executes it.")
 
     def validate(self) -> None:
-        """Raises ConfigError where sections contradict one another, or a path does not suit. Touches no device."""
+        """Raises ConfigError where sections contradict one another. Touches no device."""
         self._check_name()
         self._check_schedule()
         self._check_execution()
         self._check_sizes()
-        self._check_paths()
         if self.parallelism.num_devices:
             self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))
 
@@ -307,17 +316,6 @@ class Config:
                 f"{self.tokenizer.vocab_size} token ids do not fit model.vocab_size={self.model.vocab_size}",
                 "give a smaller vocabulary, or a larger --model.vocab_size",
             )
-
-    def _check_paths(self) -> None:
-        folders = {
-            "checkpoint.folder": self.checkpoint.folder,
-            "profiler.folder": self.profiler.folder,
-            "compile.cache_folder": self.compile.cache_folder,
-            "tpu_config.dump_graph": self.tpu_config.dump_graph,
-        }
-        for flag, path in folders.items():
-            if path:
-                check_writable_folder(flag, path)
 
     def _check_batch(self, parallelism: ParallelismConfig) -> None:
         num_devices, microbatches = parallelism.num_devices, self.training.microbatches

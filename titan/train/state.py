@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from titan.core.data import packing
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
@@ -19,7 +20,7 @@ SKIPPED_STEPS = "skipped_steps"
 BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 LEARNING_RATE = "learning_rate"
 
-IGNORED_LABEL = -100
+IGNORED_LABEL = packing.IGNORED_LABEL
 
 
 def parameter_layouts(model: nn.Module, mesh: MeshSpec, policy: ShardingPolicy) -> dict[str, TensorLayout]:

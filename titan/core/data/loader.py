@@ -68,7 +68,8 @@ class Loader(Iterator[dict[str, np.ndarray]]):
         documents = np.flatnonzero(is_held_out if split == "validation" else ~is_held_out)
         if not len(documents):
             problem = f"holds out none of the {len(store.hashes)} documents of {corpus.description}"
-            raise ConfigError("data.validation_fraction", problem, "raise it, or give more documents")
+            cure = "raise it, give more documents, or give --training.validation_interval=0"
+            raise ConfigError("data.validation_fraction", problem, cure)
         if split == "train":
             # RandomState's streams are frozen (NEP 19), so the order outlives upgrades of numpy.
             documents = np.random.RandomState(data.shuffle_seed).permutation(documents)
