@@ -1,23 +1,22 @@
 """A Llama 3 training step written by hand in JAX, as the peer that titan's captured step is timed against.
 
-It imports nothing of titan's graph and shares no code with it: parameters are a plain pytree of [in, out] matrices, the
-step is `jax.value_and_grad` and AdamW, state is donated. Over several devices it is FSDP by `shard_map`: each parameter
-and its moments are sharded along one dim, gathered before use, and the transpose of that gather reduce-scatters the
-gradient.
+It imports nothing of titan: parameters are a plain pytree of [in, out] matrices, the step is `jax.value_and_grad` and
+AdamW, state is donated. Over several devices it is FSDP by `shard_map`: each parameter and its moments are sharded
+along one dim, gathered before use, and the transpose of that gather reduce-scatters the gradient.
 
-What was tried, on two AVX-512 CPU cores, debug size (6.0M parameters, 16 sequences of 256 tokens), as seconds of CPU time
-of one step relative to the choice kept here (medians of interleaved runs; differences below 0.02 are noise):
+What was tried on two CPU cores with the debug size (6.0M parameters, 8 sequences of 256 tokens): CPU time of one step,
+relative to that of the choice kept. On a machine with other load, so 0.02 means nothing.
 
-    choice kept                                        alternative
-    linear maps on [B T, E] matrices                   on [B, T, E]: 1.42 (XLA:CPU takes a slower path for their gradients)
-    weights [in, out]                                  [out, in]: 1.04
-    attention by products of [G T, D] and [T, D]       einsum on [B, T, K, G, D]: 1.03; jax.nn.dot_product_attention: 1.03
-    layers unrolled                                    lax.scan over stacked layers: 1.03
-    log-sum-exp minus the label's logit                one-hot: 1.04; a custom VJP: 1.00; log_softmax: 1.00
-    embedding gradient by scatter                      one-hot product: 1.08
-    separate gate, up, q, k and v matrices             fused gate-up: 1.01; fused q-k-v and gate-up: 1.01
-    shard_map with all_gather (4 devices)              jit with sharding constraints on gathered weights: 1.04, also on
-                                                       the gradients: 1.06 (all-reduces in place of reduce-scatters)
+    choice kept                                       alternative
+    linear maps on [B T, E] matrices                  on [B, T, E]: 1.7 (XLA:CPU has a slow path for their gradients)
+    weights [in, out]                                 [out, in]: 1.07 (the same, for gradients of wide outputs)
+    one matrix for q, k and v and one for gate and up separate: 1.02
+    a VJP of its own for cross-entropy                log-sum-exp minus logit: 1.02; log_softmax, one-hot: 1.02
+    attention by products of [G T, D] and [S, D]      einsum on [B, T, K, G, D], jax.nn.dot_product_attention: 1.01
+    layers unrolled                                   lax.scan over stacked layers: 1.03
+    embedding gradient by scatter                     one-hot product: 1.03
+    shard_map with all_gather (4 devices)             jit with sharding constraints on the gathered weights: 1.10, also
+                                                      on the gradients: 1.10 (all-reduces instead of reduce-scatters)
 
 Shapes: B batch, T query tokens, S key tokens, E model dim, N query heads, K key/value heads, G = N / K, D head dim,
 H half of it, V vocabulary.
@@ -73,16 +72,20 @@ class TrainState(NamedTuple):
 
 
 def params_from_named(named: Mapping[str, np.ndarray], num_layers: int) -> Params:
-    """The pytree of the model from weights by fully qualified name; matrices, which come as [out, in], are transposed."""
+    """The pytree of the model from weights by fully qualified name, where matrices are [out, in]."""
 
     def layer(index: int) -> Params:
-        weight = {
-            name: named[f"layers.{index}.{name}.weight"]
-            for name in ("attention_norm", "feed_forward_norm")
+        def matrix(*names: str) -> np.ndarray:
+            return np.concatenate([named[f"layers.{index}.{name}.weight"].T for name in names], axis=1)
+
+        return {
+            "attention_norm": named[f"layers.{index}.attention_norm.weight"],
+            "qkv": matrix("attention.wq", "attention.wk", "attention.wv"),
+            "out": matrix("attention.wo"),
+            "feed_forward_norm": named[f"layers.{index}.feed_forward_norm.weight"],
+            "gate_up": matrix("feed_forward.w1", "feed_forward.w3"),
+            "down": matrix("feed_forward.w2"),
         }
-        for block, names in (("attention", ("wq", "wk", "wv", "wo")), ("feed_forward", ("w1", "w2", "w3"))):
-            weight |= {name: named[f"layers.{index}.{block}.{name}.weight"].T for name in names}
-        return weight
 
     return {
         "embedding": named["embedding.weight"],
@@ -116,18 +119,38 @@ def _attention(x_BTE: jax.Array, p: Params, rope: Any, mask_BTS: jax.Array, h: H
     batch, length, _ = x_BTE.shape
     groups = h.num_heads // h.num_kv_heads
 
-    def heads(weight: jax.Array) -> jax.Array:
-        return _linear(x_BTE, weight).reshape(batch, length, -1, h.head_dim).swapaxes(1, 2)
+    def heads(x: jax.Array) -> jax.Array:
+        return x.reshape(batch, length, -1, h.head_dim).swapaxes(1, 2)
 
-    q_BNTD = _rotate(heads(p["wq"]), *rope) * h.head_dim**-0.5
-    k_BKSD = _rotate(heads(p["wk"]), *rope)
-    v_BKSD = heads(p["wv"])
-    q_BKRD = q_BNTD.reshape(batch, h.num_kv_heads, groups * length, h.head_dim)  # the G heads of a key head are rows of it
+    q_dim, kv_dim = h.num_heads * h.head_dim, h.num_kv_heads * h.head_dim
+    q, k, v = jnp.split(_linear(x_BTE, p["qkv"]), [q_dim, q_dim + kv_dim], axis=-1)
+    q_BNTD, k_BKSD, v_BKSD = _rotate(heads(q), *rope) * h.head_dim**-0.5, _rotate(heads(k), *rope), heads(v)
+    q_BKRD = q_BNTD.reshape(batch, h.num_kv_heads, groups * length, h.head_dim)  # R: G query heads of T rows each
     scores = jnp.einsum("bkrd,bksd->bkrs", q_BKRD, k_BKSD).reshape(batch, h.num_heads, length, length)
     weights = jax.nn.softmax(jnp.where(mask_BTS[:, None], scores, _MASKED), axis=-1)
     out = jnp.einsum("bkrs,bksd->bkrd", weights.reshape(batch, h.num_kv_heads, groups * length, length), v_BKSD)
     out_BTNxD = out.reshape(batch, h.num_heads, length, h.head_dim).swapaxes(1, 2).reshape(batch, length, -1)
-    return _linear(out_BTNxD, p["wo"])
+    return _linear(out_BTNxD, p["out"])
+
+
+@jax.custom_vjp
+def _cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array) -> jax.Array:
+    return _cross_entropy_forward(logits_BTV, labels_BT)[0]
+
+
+def _cross_entropy_forward(logits_BTV: jax.Array, labels_BT: jax.Array) -> tuple[jax.Array, Any]:
+    normalizer_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+    chosen_BT = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
+    return normalizer_BT - chosen_BT, (logits_BTV, normalizer_BT, labels_BT)
+
+
+def _cross_entropy_backward(saved: Any, grad_BT: jax.Array) -> tuple[jax.Array, None]:
+    logits_BTV, normalizer_BT, labels_BT = saved
+    is_label_BTV = lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == labels_BT[..., None]
+    return (jnp.exp(logits_BTV - normalizer_BT[..., None]) - is_label_BTV) * grad_BT[..., None], None
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def loss_sum(params: Params, batch: Batch, h: Hyperparameters) -> jax.Array:
@@ -140,15 +163,17 @@ def loss_sum(params: Params, batch: Batch, h: Hyperparameters) -> jax.Array:
     for p in params["layers"]:
         x_BTE = x_BTE + _attention(_norm(x_BTE, p["attention_norm"], h.norm_eps), p, rope, mask_BTS, h)
         y_BTE = _norm(x_BTE, p["feed_forward_norm"], h.norm_eps)
-        x_BTE = x_BTE + _linear(jax.nn.silu(_linear(y_BTE, p["w1"])) * _linear(y_BTE, p["w3"]), p["w2"])
+        gate, up = jnp.split(_linear(y_BTE, p["gate_up"]), 2, axis=-1)
+        x_BTE = x_BTE + _linear(jax.nn.silu(gate) * up, p["down"])
     logits_BTV = _linear(_norm(x_BTE, params["norm"], h.norm_eps), params["head"])
     counted_BT = batch["labels"] != -100
-    labels_BT1 = jnp.where(counted_BT, batch["labels"], 0)[..., None]
-    chosen_BT = jnp.take_along_axis(logits_BTV, labels_BT1, axis=-1)[..., 0]
-    return jnp.sum(jnp.where(counted_BT, jax.nn.logsumexp(logits_BTV, axis=-1) - chosen_BT, 0.0))
+    losses_BT = _cross_entropy(logits_BTV, jnp.where(counted_BT, batch["labels"], 0))
+    return jnp.sum(jnp.where(counted_BT, losses_BT, 0.0))
 
 
-def _update(state: TrainState, grads: Params, grad_norm: jax.Array, learning_rate: jax.Array, h: Hyperparameters) -> TrainState:
+def _update(
+    state: TrainState, grads: Params, grad_norm: jax.Array, learning_rate: jax.Array, h: Hyperparameters
+) -> TrainState:
     """Clipping by the global norm, then AdamW; nothing changes where the norm is not finite."""
     finite = jnp.isfinite(grad_norm)
     scale = jnp.minimum(1.0, h.max_grad_norm / (grad_norm + 1e-6))
@@ -200,7 +225,9 @@ def _spec(shape: tuple[int, ...], num_devices: int) -> PartitionSpec:
 class JaxTrainer:
     """The compiled step and its state on the first `num_devices` devices."""
 
-    def __init__(self, named: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], h: Hyperparameters, num_devices: int):
+    def __init__(
+        self, named: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], h: Hyperparameters, num_devices: int
+    ):
         """Compiles the step.
 
         Args:

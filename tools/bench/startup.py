@@ -2,10 +2,10 @@
 
     ./bazelw run //tools/bench:startup
 
-Starts the recipe in fresh processes: once with empty caches, then again with the caches that this left. The last line is
-`RESULT {json}`; all but counts are seconds:
+Starts the recipe in fresh processes: once with empty caches, then again with the caches that this left. The last line
+is `RESULT {json}`; all but counts are seconds:
 
-    import_s               import of all modules of titan.train and of all that training needs; median of fresh processes
+    import_s               import of all modules of titan.train and of what they need; median of fresh processes
     capture_s              capture of the training step as one graph; median over all starts, as for the next three
     spmd_check_s           capture as another rank, and the comparison of the two graphs
     passes_s               graph passes
@@ -48,7 +48,13 @@ print(time.perf_counter() - start)
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """One start of the recipe: launch to first step in seconds, its stages' seconds, and programs new in the compile cache."""
+    """One start of the recipe.
+
+    Attributes:
+      seconds: launch to first step computed.
+      stages: seconds of each stage.
+      compiles: programs new in the compile cache.
+    """
 
     seconds: float
     stages: dict[str, float]
@@ -100,7 +106,7 @@ def result(imports: list[float], first: Start, later: list[Start]) -> dict[str, 
 
 
 def _programs(compile_cache: pathlib.Path) -> set[str]:
-    """The names of the compiled programs in JAX's cache on disk (beside each it may keep a file with the time of its last use)."""
+    """The names of the compiled programs in JAX's cache on disk, which holds other files too."""
     return {path.name for path in compile_cache.glob("*-cache")}
 
 
@@ -124,7 +130,7 @@ def main() -> None:
         caches = pathlib.Path(folder, "caches")
         first, *later = (start_recipe(caches, pathlib.Path(folder, f"run{index}")) for index in range(repeats + 1))
     if not first.compiles:
-        sys.exit("the first start left no program in the compile cache, so the count of the second start's means nothing")
+        sys.exit("the first start left no program in the compile cache, so counting the second start's says nothing")
     print("RESULT " + json.dumps({name: round(value, 4) for name, value in result(imports, first, later).items()}))
 
 

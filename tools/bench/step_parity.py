@@ -2,31 +2,34 @@
 
     ./bazelw run //tools/bench:step_parity
 
-All train the recipe llama3_debug from the same initial weights on the same batches of real text, each in a process of its
-own, in turns of one step in an order that rotates. The last line is `RESULT {json}`:
+All train the recipe llama3_debug from the same initial weights on the same batches of real text, each in a process of
+its own, in turns of one step in an order that rotates. The last line is `RESULT {json}`:
 
-    vs_jax_w1, vs_jax_w4   titan's throughput / that of `jax_llama3.py`, on one device and with FSDP over four virtual ones
+    vs_jax_w1, vs_jax_w4   titan's throughput / that of `jax_llama3.py`, on one device and with FSDP over four virtual
     vs_eager_w1            titan's throughput / that of PyTorch eager, on one device
     vs_compile_w1          titan's throughput / that of torch.compile, on one device
     max_loss_diff          the largest difference of any contender's loss at any step from titan's on one device
 
 A ratio is the median over the rounds of the ratio of two step times of one round, so that a load on the machine that
-lasts longer than a round falls on both; `*_q1` and `*_q3` are the quartiles. `*_step_s` are median step times.
+lasts longer than a round falls on both; `*_q1` and `*_q3` are the quartiles. `*_step_s` and `*_cpu_s` are medians of a
+step's wall time and CPU time.
 """
 
 import argparse
 import dataclasses
 import json
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from titan.train.config import Config
 from titan.train.recipes.llama3_debug import RECIPE
-from tools.bench.worker import Batch, Trainer, Turn, Worker, use_all_cores
+from tools.bench.worker import Batch, Trainer, Turn, Worker, set_environment
 
 _WARMUP_ROUNDS = 2  # compilation, and the first step after it
+_PAUSE_SECONDS = 0.25  # before each turn: the OpenMP threads of the turn before may spin for 0.2 s
 _VIRTUAL_DEVICES = 4
 _BASELINE = "titan_w1"
 _RATIOS = {
@@ -110,7 +113,9 @@ def _inputs(num_batches: int) -> tuple[dict[str, np.ndarray], list[Batch]]:
     run = build(_bench_config(1), runtime)
     data = open_data(run.config, process_index=runtime.process_index, process_count=runtime.process_count)
     weights = {
-        name.removeprefix(PARAMS): np.array(array) for name, array in run.initial_state().items() if name.startswith(PARAMS)
+        name.removeprefix(PARAMS): np.array(array)
+        for name, array in run.initial_state().items()
+        if name.startswith(PARAMS)
     }
     return weights, [next(data.train) for _ in range(num_batches)]
 
@@ -136,6 +141,7 @@ def _measure(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[Turn]
         rate = learning_rate(index, RECIPE.lr_schedule, RECIPE.optimizer, RECIPE.training.steps)
         first = index % len(names)
         for name in names[first:] + names[:first]:
+            time.sleep(_PAUSE_SECONDS)
             turns[name].append(workers[name].step(index, rate))
         print(
             f"step {index + 1}/{rounds}  "
@@ -156,7 +162,9 @@ def result(turns: Mapping[str, Sequence[Turn]], warmup_rounds: int) -> dict[str,
     numbers["max_loss_diff"] = max(
         abs(turn.loss - loss) for of_one in turns.values() for turn, loss in zip(of_one, baseline, strict=True)
     )
-    numbers |= {f"{name}_step_s": statistics.median(times) for name, times in seconds.items()}
+    for name, of_one in turns.items():
+        numbers[f"{name}_step_s"] = statistics.median(seconds[name])
+        numbers[f"{name}_cpu_s"] = statistics.median(turn.cpu_seconds for turn in of_one[warmup_rounds:])
     numbers |= {"steps": len(baseline), "timed_steps": len(seconds[_BASELINE])}
     return numbers
 
@@ -167,7 +175,7 @@ def main() -> None:
     steps = parser.parse_args().steps
     if steps < 8:
         parser.error(f"--steps: {steps} are too few for medians and for the losses of ten steps; give at least 8")
-    use_all_cores()
+    set_environment()
     rounds = steps + _WARMUP_ROUNDS
     weights, batches = _inputs(rounds)
     workers = _start_workers(weights, batches)

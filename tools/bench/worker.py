@@ -22,17 +22,24 @@ class Trainer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Turn:
-    """One step of a contender: its wall time, from a batch in host memory to the updated state, and its loss."""
+    """One step of a contender.
+
+    Attributes:
+      seconds: wall time, from a batch in host memory to the updated state.
+      cpu_seconds: time of all its threads; it depends less on other load of the machine.
+      loss: before the update.
+    """
 
     seconds: float
+    cpu_seconds: float
     loss: float
 
 
 class Worker:
     """A process that trains on given batches, one step at each call.
 
-    Contenders do not share a process, since thread pools of one would disturb the other: OpenMP's threads, for example, spin
-    for a while after the work is done.
+    Contenders do not share a process, since thread pools of one would disturb the other: OpenMP's threads, for example,
+    spin for a while after the work is done.
     """
 
     def __init__(self, make_trainer: Callable[..., Trainer], arguments: tuple[Any, ...], batches: Sequence[Batch]):
@@ -74,13 +81,20 @@ class Worker:
             raise RuntimeError(f"a worker ended with code {self._process.exitcode}; see its traceback above") from None
 
 
-def use_all_cores() -> None:
-    """Makes PyTorch use every core in the processes started from here; JAX on CPUs always does."""
+def set_environment() -> None:
+    """The environment of all workers alike; call it before the first is started.
+
+    PyTorch uses every core, as JAX on CPUs always does. glibc asks for huge pages: a step allocates and frees some
+    hundred megabytes, which in small pages costs any of the contenders a good part of its time in page faults.
+    """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(os.cpu_count())
+    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
 
 
-def _serve(connection: Connection, make_trainer: Callable[..., Trainer], arguments: tuple[Any, ...], batches: Sequence[Batch]) -> None:
+def _serve(
+    connection: Connection, make_trainer: Callable[..., Trainer], arguments: tuple[Any, ...], batches: Sequence[Batch]
+) -> None:
     trainer = make_trainer(*arguments)
     connection.send(None)
     while True:
@@ -88,6 +102,6 @@ def _serve(connection: Connection, make_trainer: Callable[..., Trainer], argumen
             index, learning_rate = connection.recv()
         except EOFError:
             return
-        start = time.perf_counter()
+        start, cpu_start = time.perf_counter(), time.process_time()
         loss = trainer.step(batches[index], learning_rate)
-        connection.send(Turn(time.perf_counter() - start, loss))
+        connection.send(Turn(time.perf_counter() - start, time.process_time() - cpu_start, loss))
