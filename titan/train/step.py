@@ -138,7 +138,7 @@ class StepBuilder:
         return _total(losses), grads
 
     def _reduce_replicas(self, grads: Tensors, mesh: DeviceMesh | None) -> Tensors:
-        """The sum over replicas of accumulated gradients."""
+        """The sum over replicas of accumulated gradients, in the policy's `reduce_dtype` as every other sum of them."""
         if mesh is None or self.policy.replicate_axis not in mesh.mesh_dim_names:
             return grads
         reduced = {}
@@ -149,9 +149,14 @@ class StepBuilder:
                 for axis, placement in zip(mesh.mesh_dim_names, layout.placements)
             ]
             partial = DTensor.from_local(
-                grad, mesh, placements, run_check=False, shape=torch.Size(layout.shape), stride=_strides(layout.shape)
+                grad.to(self.policy.reduce_dtype or grad.dtype),
+                mesh,
+                placements,
+                run_check=False,
+                shape=torch.Size(layout.shape),
+                stride=_strides(layout.shape),
             )
-            reduced[name] = reduce_replicas(partial).to_local()
+            reduced[name] = reduce_replicas(partial).to_local().to(grad.dtype)
         return reduced
 
     def _sum(self, value: torch.Tensor, mesh: DeviceMesh | None, axes: Iterable[str]) -> torch.Tensor:

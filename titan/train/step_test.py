@@ -1,5 +1,6 @@
 """The training step: every mesh against one device, the captured graph against eager PyTorch, each executor against another."""
 
+import dataclasses
 import functools
 import os
 
@@ -184,6 +185,22 @@ def test_bfloat16_is_the_same_precision_on_one_device_and_on_many() -> None:
         for key, gradient in gradients.items():
             # Each device rounds its part of a gradient to 8 bits: two units in the last place.
             assert_close(actual_gradients[key], gradient, key, 2**-7)
+
+
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_every_reduction_of_a_gradient_is_in_reduce_dtype(num_microbatches: int) -> None:
+    mesh = mesh_of("hsdp4")
+    steps = builder(mesh, num_microbatches)
+    steps = dataclasses.replace(steps, policy=dataclasses.replace(steps.policy, reduce_dtype=torch.bfloat16))
+    shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh, steps.policy)
+    graph = capture(steps.train_step, *layouts, mesh)
+    reduced = {
+        (node.target._opname, node.meta["val"].dtype)
+        for node in graph.module.graph.nodes
+        if getattr(node.target, "_opname", "") in ("all_reduce", "reduce_scatter_tensor") and node.meta["val"].dim()
+    }
+    assert reduced == {("all_reduce", torch.bfloat16), ("reduce_scatter_tensor", torch.bfloat16)}
 
 
 def matmul_dtypes(graph: StepGraph) -> list[torch.dtype]:
