@@ -149,7 +149,7 @@ def test_bfloat16_weights_give_bfloat16_activations_and_a_float32_loss():
         layer.register_forward_hook(lambda module, args, out: dtypes.add(out.dtype))
     loss = model.loss(**inputs)
     assert dtypes == {torch.bfloat16} and loss.dtype == torch.float32
-    torch.testing.assert_close(loss, build(SMALL).loss(**inputs), rtol=5e-2, atol=0)
+    torch.testing.assert_close(loss, build(SMALL).loss(**inputs), rtol=1e-3, atol=0)
     # A policy may keep some weights in float32, e.g. the norms; activations then still follow the linear layers.
     model.norm.float()
     assert torch.equal(model.loss(**inputs), loss)
