@@ -84,7 +84,9 @@ def build(config: Config, runtime: Runtime) -> Run:
         mesh=mesh,
         initial_state=functools.partial(_initial_state, config, runtime, init_plan(model)),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
-        eval_step=CompiledStep("eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))),
+        eval_step=CompiledStep(
+            "eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))
+        ),
         seconds=seconds,
     )
 
@@ -103,9 +105,7 @@ def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
 def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:
     """Axes and dtypes of SimpleFSDP. Gradients are not averaged: the loss is divided by the global number of tokens."""
     dtype = {"": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    return ShardingPolicy(
-        gather_dtype=dtype[parallelism.gather_dtype], reduce_dtype=dtype[parallelism.reduce_dtype]
-    )
+    return ShardingPolicy(gather_dtype=dtype[parallelism.gather_dtype], reduce_dtype=dtype[parallelism.reduce_dtype])
 
 
 def _initial_state(config: Config, runtime: Runtime, plan: dict[str, Initializer]) -> State:
@@ -135,7 +135,9 @@ def _compile(
     if mesh.num_devices > 1:
         check_spmd(graph, capture(make_step, state, batch, mesh, rank=mesh.num_devices - 1))
     checked_at = time.perf_counter()
-    dump_folder = pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
+    dump_folder = (
+        pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
+    )
     passes = (*PASSES, *runtime.passes)
     disabled = {step.__name__ for step in passes}.intersection(config.tpu_config.disable_passes)
     graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
@@ -146,4 +148,6 @@ def _compile(
 
 
 def _global(shapes: Shapes, process_count: int) -> Shapes:
-    return {name: (shape[0], shape[1] * process_count, *shape[2:]) if shape else shape for name, shape in shapes.items()}
+    return {
+        name: (shape[0], shape[1] * process_count, *shape[2:]) if shape else shape for name, shape in shapes.items()
+    }

@@ -53,5 +53,7 @@ class CompiledStep:
 
 
 def _changes(old: Shapes, new: Shapes) -> str:
-    changed = [f"{name} {old.get(name)} -> {new.get(name)}" for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    changed = [
+        f"{name} {old.get(name)} -> {new.get(name)}" for name in sorted({*old, *new}) if old.get(name) != new.get(name)
+    ]
     return ", ".join(changed)

@@ -195,7 +195,9 @@ class TpuConfig:
         "block under torch.compile.",
     )
     executor: str = option(
-        "xla", "What runs the captured graph: xla compiles it as one program, torch interprets it.", choices=("xla", "torch")
+        "xla",
+        "What runs the captured graph: xla compiles it as one program, torch interprets it.",
+        choices=("xla", "torch"),
     )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option(
@@ -287,6 +289,12 @@ class Config:
 
     def _check_execution(self) -> None:
         tpu_config = self.tpu_config
+        if self.profiler.enable_profiling and not (tpu_config.use_graph_trainer and tpu_config.executor == "xla"):
+            raise ConfigError(
+                "profiler.enable_profiling",
+                "the profiler is JAX's and would not see what PyTorch runs",
+                "leave it off, or use the xla executor",
+            )
         if tpu_config.use_graph_trainer:
             if tpu_config.executor == "xla" and not self.compile.enable:
                 raise ConfigError(

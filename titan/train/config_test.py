@@ -35,13 +35,12 @@ def test_documented_flags_reach_the_tree():
         "--noparallelism.use_simple_fsdp",
         "--tpu_config.use_graph_trainer=false",
         "--compile.enable=false",
-        "--profiler.enable_profiling",
     )
     assert config.training.steps == 100
     assert not config.parallelism.use_simple_fsdp
     assert config.tpu_config == dataclasses.replace(Config().tpu_config, use_graph_trainer=False)
     assert not config.compile.enable
-    assert config.profiler.enable_profiling
+    assert run("--profiler.enable_profiling").profiler.enable_profiling
 
 
 @pytest.mark.parametrize(
@@ -85,6 +84,9 @@ def test_documented_flags_reach_the_tree():
         ("--tokenizer.vocab_size=5000",
          "--tokenizer.vocab_size: 5000 token ids do not fit model.vocab_size=4096; "
          "give a smaller vocabulary, or a larger --model.vocab_size"),
+        ("--profiler.enable_profiling --tpu_config.executor=torch",
+         "--profiler.enable_profiling: the profiler is JAX's and would not see what PyTorch runs; "
+         "leave it off, or use the xla executor"),
         ("--profiler.enable_profiling --profiler.start_step=299 --profiler.num_steps=2",
          "--profiler.start_step: the profile ends at step 301, training at training.steps=300; "
          "start earlier, profile fewer steps (--profiler.num_steps), or train longer"),

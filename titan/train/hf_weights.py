@@ -15,7 +15,7 @@ _FREE = ("attention", "max_sequence_length")
 
 
 def check_hf(config: Config) -> None:
-    """Checks, before anything is compiled, that the weights to load are this model's and that there is room for those to save.
+    """Checks, before anything is compiled, the weights to load against the model and the folder of those to save.
 
     Raises:
       ConfigError: the folder to load is not a Llama's or of other hyperparameters; the folder to save holds weights.

@@ -102,8 +102,8 @@ def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLo
           restored: tuple[int, Any, dict[str, Any]] | None) -> Outcome:  # fmt: skip
     """Trains until `training.steps` steps are done or SIGTERM or SIGINT asks to stop; saves before it returns.
 
-    The host runs one step ahead of the devices: while a step is computed its successor's batch is fetched and placed, and
-    then the metrics of the step before are read.
+    The host runs one step ahead of the devices: while a step is computed its successor's batch is fetched and placed,
+    and then the metrics of the step before are read.
 
     Args:
       logger: None on processes that do not report.
@@ -138,7 +138,10 @@ class _Loop:
             for step in range(start, num_steps):
                 self._profiler.step(step, self._pending.metrics if self._pending else None)
                 state, metrics = prepared.executable(state, prepared.batch)
-                dispatched, self._position = _Dispatched(step, metrics, prepared, run.runtime.done_at()), prepared.position
+                dispatched, self._position = (
+                    _Dispatched(step, metrics, prepared, run.runtime.done_at()),
+                    prepared.position,
+                )
                 if step + 1 < num_steps:
                     prepared = self._prepare(step + 1)
                 self._read_pending()
@@ -195,7 +198,10 @@ class _Loop:
         skipped = int(metrics.pop(SKIPPED_STEPS))
         if skipped > self._progress.skipped_steps:
             _log.warning(
-                "step %d: the gradient norm is %s: update skipped, %d so far", pending.step + 1, metrics["grad_norm"], skipped
+                "step %d: the gradient norm is %s: update skipped, %d so far",
+                pending.step + 1,
+                metrics["grad_norm"],
+                skipped,
             )
         self._progress.record(metrics["loss"], skipped)
         if self._logger is None or not self._logger.due(pending.step + 1):

@@ -47,7 +47,7 @@ class TorchRuntime(Runtime):
     passes = ()
 
     def __init__(self, config: Config):
-        """Joins the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; without them it is alone."""
+        """Reads from RANK and WORLD_SIZE which process of how many this is; without them it is alone."""
         self.process_count = int(os.environ.get("WORLD_SIZE", "1"))
         self.process_index = int(os.environ.get("RANK", "0"))
         self.num_devices = self.process_count

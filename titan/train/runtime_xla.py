@@ -37,8 +37,8 @@ class XlaRuntime(Runtime):
         num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
         jax.config.update("jax_num_cpu_devices", num_virtual)
         if num_virtual > 1:
-            # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so with
-            # few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
+            # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so
+            # with few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
             os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * num_virtual)))
         if config.compile.cache_folder:
             # Everything is cached, however quickly it compiled: a second start compiles nothing.
@@ -89,7 +89,9 @@ class XlaRuntime(Runtime):
         for fqn, weight in weights.items():
             abstract = self._abstract[f"{PARAMS}{fqn}"]
             array = weight.to(torch.float32).numpy().astype(abstract.dtype)
-            placed[f"{PARAMS}{fqn}"] = jax.make_array_from_callback(abstract.shape, abstract.sharding, array.__getitem__)
+            placed[f"{PARAMS}{fqn}"] = jax.make_array_from_callback(
+                abstract.shape, abstract.sharding, array.__getitem__
+            )
         return placed
 
     def host_parameters(self, state: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:

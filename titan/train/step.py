@@ -1,7 +1,8 @@
 """The training step and the evaluation step as functions of one rank's tensors.
 
-The loss is the sum of token losses over all ranks and microbatches divided by the number of labelled tokens in all of them:
-gradients are summed over ranks, never averaged, so ranks and microbatches with different numbers of tokens count rightly.
+The loss is the sum of token losses over all ranks and microbatches divided by the number of labelled tokens in all of
+them: gradients are summed over ranks, never averaged, so ranks and microbatches with different numbers of tokens count
+rightly.
 """
 
 import dataclasses
@@ -37,7 +38,8 @@ class StepBuilder:
     """Builds the steps of one model for any DeviceMesh.
 
     Attributes:
-      build_model: makes the model on the meta device; called once for each step built, since simple_fsdp changes it in place.
+      build_model: makes the model on the meta device; called once for each step built, since simple_fsdp
+        changes it in place.
       parameters: the layouts of its parameters.
       policy: how parameters are gathered and gradients reduced.
       optimizer: AdamW's settings.
@@ -89,9 +91,7 @@ class StepBuilder:
                 losses = [self._loss(model, weights, microbatch) for microbatch in self._microbatches(batch)]
                 with region("loss"):
                     loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
-                    num_tokens = self._sum(
-                        (batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes
-                    )
+                    num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes)
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module="cross_entropy")
@@ -103,7 +103,12 @@ class StepBuilder:
             local = state[f"{PARAMS}{name}"].detach()
             if mesh is not None:
                 local = DTensor.from_local(
-                    local, mesh, layout.placements, run_check=False, shape=torch.Size(layout.shape), stride=_strides(layout.shape)
+                    local,
+                    mesh,
+                    layout.placements,
+                    run_check=False,
+                    shape=torch.Size(layout.shape),
+                    stride=_strides(layout.shape),
                 )
             weights[name] = local.requires_grad_(torch.is_grad_enabled())
         return weights
@@ -175,9 +180,7 @@ class StepBuilder:
             squares.setdefault(axes, []).append(grad.to(torch.float32).square().sum())
         return _total([self._sum(_total(values), mesh, axes) for axes, values in squares.items()]).sqrt()
 
-    def _update(
-        self, state: Tensors, grads: Tensors, grad_norm: torch.Tensor, learning_rate: torch.Tensor
-    ) -> Tensors:
+    def _update(self, state: Tensors, grads: Tensors, grad_norm: torch.Tensor, learning_rate: torch.Tensor) -> Tensors:
         finite = torch.isfinite(grad_norm)
         scale = None
         if self.max_grad_norm:

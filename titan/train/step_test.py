@@ -1,4 +1,4 @@
-"""The training step: every mesh against one device, the captured graph against eager PyTorch, each executor against another."""
+"""The training step: every mesh against one device, the captured graph against eager, xla against torch.optim."""
 
 import dataclasses
 import functools
@@ -39,8 +39,8 @@ jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
 from titan.graph.executors.xla import abstract_arrays, compile_xla, jax_mesh  # noqa: E402
 
-# Dims that an axis of 8 does not divide: 36 and 100 are divided by 4 alone and 500 too, the norms' 36 by nothing else, so on
-# 8 devices some weights are sharded on dim 1 and some are replicated.
+# Dims that an axis of 8 does not divide: 36 and 100 are divided by 4 alone and 500 too, the norms' 36 by nothing else,
+# so on 8 devices some weights are sharded on dim 1 and some are replicated.
 MODEL = Llama3Config(
     vocab_size=500, dim=36, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=16, ffn_dim=100, max_sequence_length=64
 )
@@ -129,9 +129,7 @@ def initial_state() -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def run_xla(
-    mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None
-):
+def run_xla(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None):
     """Losses, gradient norms, the first moments after step 1 and the state after the last step."""
     graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm, gather_dtype), PASSES)
     executable = compile_xla(graph, jax.devices())
@@ -166,7 +164,7 @@ def test_mesh_equals_one_device(name: str, num_microbatches: int) -> None:
         assert np.abs(expected).max() > 0, key
         assert_close(gradients[key], expected, key)
     for key, expected in expected_state.items():
-        # Adam divides by the root of the second moment: where a gradient is nearly zero, rounding decides its direction.
+        # Adam divides by the root of the second moment: where a gradient is nearly zero, rounding decides.
         assert_close(state[key], expected, key, 1e-3)
 
 
@@ -246,7 +244,7 @@ def test_interpreted_graph_is_bitwise_eager(num_microbatches: int, with_passes: 
 
 
 def test_xla_follows_torch_and_both_follow_torch_optim() -> None:
-    """The step written here against torch.optim.AdamW, clip_grad_norm_ and a mean cross-entropy, and xla against that."""
+    """xla against a loop with torch.optim.AdamW, clip_grad_norm_ and a mean cross-entropy."""
     metrics, _, state = run_xla(MeshSpec((), ()), 1)
     model = builder(MeshSpec((), ()), 1).build_model().to_empty(device="cpu")
     model.load_state_dict({key.removeprefix(PARAMS): value for key, value in torch_state().items() if PARAMS in key})

@@ -13,12 +13,14 @@ from titan.train.loop import Outcome
 FILE_NAME = "summary.json"
 
 
-def summarize(run: Run, outcome: Outcome, *, flops_per_token: float, peak_flops_per_chip: float, num_chips: int) -> dict[str, Any]:
+def summarize(
+    run: Run, outcome: Outcome, *, flops_per_token: float, peak_flops_per_chip: float, num_chips: int
+) -> dict[str, Any]:
     """The summary of a run: losses over all its starts, speeds of this start.
 
-    `tokens_per_second` and `mfu` are those of the median step, without the first, which compiles. `*_seconds` is the time
-    that the start-up's stages took, `first_step_at` when (`time.time()`) the first step had been computed. A number that does
-    not exist (no step was made) is None.
+    `tokens_per_second` and `mfu` are those of the median step, without the first, which compiles. `*_seconds` is the
+    time that the start-up's stages took, `first_step_at` when (`time.time()`) the first step had been computed. A
+    number that does not exist (no step was made) is None.
     """
     progress, training = outcome.progress, run.config.training
     numbers = {

@@ -9,16 +9,20 @@ _REPORT = """<testsuites><testsuite>
 
 def _result(label, status, report=None, shard=1, cached=False):
     outputs = [{"name": "test.xml", "uri": report.as_uri()}] if report else []
-    return json.dumps({
-        "id": {"testResult": {"label": label, "run": 1, "shard": shard, "attempt": 1}},
-        "testResult": {"status": status, "cachedLocally": cached, "testActionOutput": outputs},
-    })
+    return json.dumps(
+        {
+            "id": {"testResult": {"label": label, "run": 1, "shard": shard, "attempt": 1}},
+            "testResult": {"status": status, "cachedLocally": cached, "testActionOutput": outputs},
+        }
+    )
 
 
 def test_cases_of_all_shards_and_cached_results_count(tmp_path):
     report = tmp_path / "a report.xml"
     report.write_text(_REPORT)
-    lines = [_result("//:a", "FAILED", report, shard) for shard in (1, 2)] + [_result("//:b", "FAILED", report, cached=True)]
+    lines = [_result("//:a", "FAILED", report, shard) for shard in (1, 2)] + [
+        _result("//:b", "FAILED", report, cached=True)
+    ]
     assert summary.summarize(lines) == (3, 3, 3)
 
 

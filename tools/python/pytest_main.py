@@ -30,7 +30,7 @@ class _Shard:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
         dropped = [item for i, item in enumerate(items) if i % self.total != self.index]
-        items[:] = items[self.index::self.total]
+        items[:] = items[self.index :: self.total]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
 

@@ -33,7 +33,8 @@ def write_wheel(
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
     contents[f"{info}/METADATA"] = _lines(metadata)
     contents[f"{info}/WHEEL"] = _lines(
-        ["Wheel-Version: 1.0", "Generator: titan", "Root-Is-Purelib: true", "Tag: py3-none-any"])
+        ["Wheel-Version: 1.0", "Generator: titan", "Root-Is-Purelib: true", "Tag: py3-none-any"]
+    )
     record = [f"{path},sha256={_digest(data)},{len(data)}" for path, data in sorted(contents.items())]
     contents[f"{info}/RECORD"] = _lines([*record, f"{info}/RECORD,,"])
 

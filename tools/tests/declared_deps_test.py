@@ -46,8 +46,11 @@ def _undeclared(targets, files, imports):
                 names = {name.lower().replace("-", "_").replace(".", "_") for name in distributions[top]}
                 wanted = [{f"@pypi//:{name}" for name in names}]
             declared = {*target.deps, *(["@pypi//:pytest"] if target.rule == "titan_test" else [])}
-            missing += [f"{imported}: add {' or '.join(sorted(labels))} to the deps of {target.label}"
-                        for labels in wanted if not labels & declared]
+            missing += [
+                f"{imported}: add {' or '.join(sorted(labels))} to the deps of {target.label}"
+                for labels in wanted
+                if not labels & declared
+            ]
     return missing
 
 
@@ -95,9 +98,11 @@ def test_each_library_is_in_its_rooms_package():
                 reached.add(label)
                 waiting += by_label[label].deps
         libraries = {
-            target.label for target in targets
+            target.label
+            for target in targets
             if target.label.startswith((f"//titan/{room}:", f"//titan/{room}/"))
-            and target.rule == "titan_library" and not target.testonly
+            and target.rule == "titan_library"
+            and not target.testonly
         }
         missing = libraries - reached
         assert not missing, f"add to `libraries` in titan/{room}/BUILD.bazel:" + _lines(missing)

@@ -94,8 +94,14 @@ def app(tmp_path):
     env = {**kept, "TITAN_PYTHON": sys.executable, "TITAN_USE_ENVIRONMENT": "1"}
 
     def run(*args):
-        return subprocess.run([bazel, f"--output_user_root={tmp_path / 'user'}", f"--output_base={tmp_path / 'base'}",
-                               *args], cwd=folder, env=env, capture_output=True, text=True, timeout=240)
+        return subprocess.run(
+            [bazel, f"--output_user_root={tmp_path / 'user'}", f"--output_base={tmp_path / 'base'}", *args],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
 
     yield run
     run("shutdown")

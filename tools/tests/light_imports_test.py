@@ -20,8 +20,9 @@ for name in sys.argv[2:]:
 
 
 def _import(modules, *, without):
-    return subprocess.run([sys.executable, "-P", "-c", _PROGRAM, ",".join(without), *modules],
-                          capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-P", "-c", _PROGRAM, ",".join(without), *modules], capture_output=True, text=True, timeout=120
+    )
 
 
 def _modules_of(room):
@@ -30,12 +31,18 @@ def _modules_of(room):
     return [name for name in names if not name.endswith(("_test", "conftest"))]
 
 
-@pytest.mark.parametrize(("modules", "without"), [
-    pytest.param(_modules_of("parallel"), ["jax", "jaxlib"], id="parallel without jax"),
-    pytest.param(_modules_of("core"), ["jax", "jaxlib", "torch", "transformers"], id="core without jax and torch"),
-    pytest.param(["titan.train.config", "titan.models.llama3.config"], ["jax", "jaxlib", "torch", "transformers"],
-                 id="config tree without jax and torch"),
-])
+@pytest.mark.parametrize(
+    ("modules", "without"),
+    [
+        pytest.param(_modules_of("parallel"), ["jax", "jaxlib"], id="parallel without jax"),
+        pytest.param(_modules_of("core"), ["jax", "jaxlib", "torch", "transformers"], id="core without jax and torch"),
+        pytest.param(
+            ["titan.train.config", "titan.models.llama3.config"],
+            ["jax", "jaxlib", "torch", "transformers"],
+            id="config tree without jax and torch",
+        ),
+    ],
+)
 def test_imports_without(modules, without):
     assert modules
     result = _import(modules, without=without)

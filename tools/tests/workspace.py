@@ -62,8 +62,7 @@ def source_root() -> pathlib.Path:
 
 def python_files(root: pathlib.Path) -> list[str]:
     """Returns the Python files under titan/ and tools/, relative to the root."""
-    return sorted(
-        str(path.relative_to(root)) for top in ("titan", "tools") for path in (root / top).rglob("*.py"))
+    return sorted(str(path.relative_to(root)) for top in ("titan", "tools") for path in (root / top).rglob("*.py"))
 
 
 def is_test(file: str) -> bool:
@@ -112,13 +111,16 @@ def parse_build_file(text: str, package: str, folder: pathlib.Path) -> list[Targ
         name = attributes["name"]
         srcs = attributes.get("srcs", ["__init__.py"] if rule == "titan_package" else [])
         deps = [absolute_label(dep, package) for dep in attributes.get("deps", [])]
-        targets.append(Target(
-            label=f"//{package}:{name}",
-            rule=rule,
-            srcs=tuple(f"{package}/{src}" for src in srcs),
-            deps=tuple(deps),
-            testonly=bool(attributes.get("testonly", defaults.get("default_testonly"))) or rule in ("titan_test", "py_test"),
-        ))
+        targets.append(
+            Target(
+                label=f"//{package}:{name}",
+                rule=rule,
+                srcs=tuple(f"{package}/{src}" for src in srcs),
+                deps=tuple(deps),
+                testonly=bool(attributes.get("testonly", defaults.get("default_testonly")))
+                or rule in ("titan_test", "py_test"),
+            )
+        )
         if rule == "titan_package":
             libraries = [absolute_label(label, package) for label in attributes["libraries"]]
             targets.append(Target(f"//{package}:package", rule, (), (f"//{package}:{name}", *libraries), False))

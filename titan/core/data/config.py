@@ -42,7 +42,8 @@ class TokenizerConfig:
 
     path: str = option(
         "",
-        "Hugging Face tokenizer.json, or the folder that holds it. Empty: train a byte-level BPE on the corpus, once.",
+        "Hugging Face tokenizer.json, or the folder that holds it. Empty: train a byte-level BPE on the corpus, "
+        "held-out documents included, once.",
     )
     vocab_size: int = option(
         4096,

@@ -150,6 +150,6 @@ def test_damaged_parquet_and_missing_path(data, tmp_path):
 
 
 def test_json_documents_keep_their_text(data, tmp_path):
-    texts = ["tab\tquote\" newline\n", "日本語 🙂", "\r\n"]
+    texts = ['tab\tquote" newline\n', "日本語 🙂", "\r\n"]
     (tmp_path / "files/a.ndjson").write_text("\n".join(json.dumps({"text": text}) for text in texts))
     assert read(data) == texts

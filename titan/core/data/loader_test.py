@@ -102,9 +102,7 @@ def test_processes_share_each_batch_without_overlap(small_data, small_tokenizer,
         take(make(small_data, small_tokenizer, split, process_index=i, process_count=2), num_batches) for i in range(2)
     ]
     assert all(batch["tokens"].shape == (2, SEQUENCE_LENGTH) for batch in parts[0])
-    joined = [
-        {name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(parts[0], parts[1], strict=True)
-    ]
+    joined = [{name: np.concatenate([a[name], b[name]]) for name in a} for a, b in zip(parts[0], parts[1], strict=True)]
     assert_equal(joined, whole)
 
 

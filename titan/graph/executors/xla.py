@@ -73,7 +73,8 @@ class XlaExecutable:
         """Runs one step and returns at once with arrays still being computed.
 
         Args:
-          state: sharded as `graph.state` says; if the step updates it, its buffers are donated and must not be used again.
+          state: sharded as `graph.state` says; if the step updates it, its buffers are donated and
+            must not be used again.
           batch: sharded as `graph.batch` says (see `place`).
 
         Returns:

@@ -13,9 +13,9 @@ _SUM = 2  # the number of reduction="sum"
 def cross_entropy_backward(graph: StepGraph) -> StepGraph:
     """Replaces the backward of log_softmax, where its input is the backward of nll_loss, by element-wise ops.
 
-    The backward of log_softmax subtracts softmax times the sum of the incoming gradient over the classes. That gradient is
-    zero but at the label, so its sum is the gradient at the label. Without the sum a compiler has no reason to write the
-    [tokens, classes] one-hot gradient to memory: it is a comparison within one loop.
+    The backward of log_softmax subtracts softmax times the sum of the incoming gradient over the classes. That gradient
+    is zero but at the label, so its sum is the gradient at the label. Without the sum a compiler has no reason to write
+    the [tokens, classes] one-hot gradient to memory: it is a comparison within one loop.
 
     Only 2-d inputs without class weights, reduced by a sum, are replaced. PyTorch itself gains nothing and rounds the
     exponential in its fused op otherwise, so this is for compilers.

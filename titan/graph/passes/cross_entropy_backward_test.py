@@ -1,4 +1,4 @@
-"""The rewritten backward of cross-entropy is the gradient, sums over no classes, and is left out where it would not hold."""
+"""The rewritten backward of cross-entropy is the gradient, sums over no classes, and is left out where wrong."""
 
 import pytest
 import torch

@@ -21,9 +21,7 @@ def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, 
         name=name,
         model=model,
         parallelism=ParallelismConfig(gather_dtype="bfloat16"),
-        training=TrainingConfig(
-            steps=1_200_000, batch_size=batch_size, sequence_length=8192, validation_interval=1000
-        ),
+        training=TrainingConfig(steps=1_200_000, batch_size=batch_size, sequence_length=8192, validation_interval=1000),
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         lr_schedule=LrScheduleConfig(warmup_steps=8000, min_ratio=0.01),
         checkpoint=CheckpointConfig(interval=1000),
