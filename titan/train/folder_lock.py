@@ -14,10 +14,15 @@ def folder_lock(folder: pathlib.Path) -> Iterator[None]:
     """Holds the run folder (made if it is missing) for this process; the lock ends with the process, however that ends.
 
     Raises:
-      ConfigError: another process holds it.
+      ConfigError: another process holds it, or the folder cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "a+") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / "lock", "a+")
+    except OSError as error:
+        problem = f"{folder} cannot be written ({error.strerror})"
+        raise ConfigError("checkpoint.folder", problem, "give another folder") from None
+    with lock as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
