@@ -3,7 +3,7 @@
     ./bazelw run //tools/bench:step_parity
 
 All train the recipe llama3_debug from the same initial weights on the same batches of real text, each in a process of
-its own, in turns of one step in an order that rotates. The last line is `RESULT {json}`:
+its own, in turns of one step in shuffled order. The last line is `RESULT {json}`:
 
     vs_jax_w1, vs_jax_w4   titan's throughput / that of `jax_llama3.py`, on one device and with FSDP over four virtual
     vs_eager_w1            titan's throughput / that of PyTorch eager, on one device
@@ -18,6 +18,7 @@ step's wall time and CPU time.
 import argparse
 import dataclasses
 import json
+import random
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -137,10 +138,11 @@ def _measure(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[Turn]
 
     names = list(workers)
     turns: dict[str, list[Turn]] = {name: [] for name in names}
+    order = random.Random(0)
     for index in range(rounds):
         rate = learning_rate(index, RECIPE.lr_schedule, RECIPE.optimizer, RECIPE.training.steps)
-        first = index % len(names)
-        for name in names[first:] + names[:first]:
+        # Shuffled: the turn after another's is slower or faster by what that one left in caches and free memory.
+        for name in order.sample(names, len(names)):
             time.sleep(_PAUSE_SECONDS)
             turns[name].append(workers[name].step(index, rate))
         print(
