@@ -2,9 +2,9 @@
 
 Both train titan's plain `nn.Module` with `torch.optim.AdamW` and `clip_grad_norm_`, on one device.
 
-What was tried on two CPU cores with the debug size, in seconds of CPU time of one step of 16 sequences, the least of four
-runs on a machine with other load: eager with `math` attention 3.2, with `sdpa` 2.8 (foreach AdamW) and 3.3 (fused, which
-an otherwise equal run could not tell apart); compiled as a whole with `sdpa` 2.2, with `math` 2.6; block by block 2.6.
+What was tried on two CPU cores with the debug size: CPU seconds of one step of 16 sequences, the least of four runs on a
+machine with other load, so differences of some tenths mean nothing. Eager: `math` attention 3.2, `sdpa` 2.8 with foreach
+AdamW and 3.3 with fused. Compiled as a whole: `sdpa` 2.2, `math` 2.6. Compiled block by block: `sdpa` 2.6.
 """
 
 import dataclasses
