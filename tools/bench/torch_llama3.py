@@ -2,8 +2,8 @@
 
 Both train titan's plain `nn.Module` with `torch.optim.AdamW` and `clip_grad_norm_`, on one device.
 
-What was tried on two CPU cores with the debug size: CPU seconds of one step of 16 sequences, the least of four runs on a
-machine with other load, so differences of some tenths mean nothing. Eager: `math` attention 3.2, `sdpa` 2.8 with foreach
+What was tried on two CPU cores with the debug size: CPU seconds of one step of 16 sequences, the least of four, on a
+machine with other load, so some tenths mean nothing. Eager: `math` attention 3.2, `sdpa` 2.8 with foreach
 AdamW and 3.3 with fused. Compiled as a whole: `sdpa` 2.2, `math` 2.6. Compiled block by block: `sdpa` 2.6.
 """
 
