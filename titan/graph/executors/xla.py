@@ -110,7 +110,7 @@ def compile_xla(
       ValueError: there are too few devices.
     """
     mesh = jax_mesh(graph.mesh, devices)
-    function = lower(graph.module)
+    function = lower(graph.module, platform=devices[0].platform)
     inputs = {**graph.state, **graph.batch}
     outputs = [*(graph.state.values() if graph.updates_state else ()), *graph.metrics.values()]
     if graph.mesh.axis_names:

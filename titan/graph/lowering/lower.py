@@ -19,7 +19,10 @@ from titan.graph.lowering.table import LoweringContext, LoweringError, TensorMet
 
 
 def lower(
-    graph_module: torch.fx.GraphModule, *, matmul_precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+    graph_module: torch.fx.GraphModule,
+    *,
+    matmul_precision: jax.lax.Precision = jax.lax.Precision.DEFAULT,
+    platform: str = "",
 ) -> Callable[..., tuple[Any, ...]]:
     """The JAX form of a captured graph.
 
@@ -30,6 +33,7 @@ def lower(
     Args:
       graph_module: the graph; it is read now and not kept.
       matmul_precision: of every dot and convolution. DEFAULT means one bfloat16 pass on TPU and exact float32 on CPU.
+      platform: JAX's name of the platform that the program is for, where an op's best form depends on it.
 
     Returns:
       A function of one array per placeholder (int64 as int32, float64 as float32) that returns the tuple of the graph's
@@ -45,7 +49,7 @@ def lower(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     placeholder_metas = [_metas(node) for node in placeholders]
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    steps = _plan(graph, matmul_precision)
+    steps = _plan(graph, matmul_precision, platform)
 
     def run(*arrays: jax.Array) -> tuple[Any, ...]:
         if len(arrays) != len(placeholders):
@@ -114,7 +118,7 @@ class _Step:
         return cast(array, dtype)
 
 
-def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision) -> list[_Step]:
+def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: str) -> list[_Step]:
     last_use: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in graph.nodes:
         for used in node.all_input_nodes:
@@ -129,7 +133,14 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision) -> list[_S
         if node.target is operator.getitem:
             context = None
         else:
-            context = LoweringContext(out=_metas(node), matmul_precision=matmul_precision)
+            context = LoweringContext(
+                out=_metas(node),
+                matmul_precision=matmul_precision,
+                platform=platform,
+                is_first_transposed=bool(node.args)
+                and isinstance(node.args[0], torch.fx.Node)
+                and node.args[0].target is torch.ops.aten.t.default,
+            )
         unused = () if node in last_use else (node,)
         steps.append(_Step(node, overload_name(node.target), context, tuple(dead_after[node]) + unused))
     return steps

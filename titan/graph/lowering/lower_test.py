@@ -152,3 +152,17 @@ def test_table_rejects_duplicates_and_odd_names() -> None:
         lowering("aten.add.Tensor")(lambda ctx: None)
     with pytest.raises(ValueError, match="namespace.op.overload"):
         lowering("add")(lambda ctx: None)
+
+
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(96, 32), (32, 96)])
+def test_a_wide_weights_gradient_is_multiplied_the_quick_way_round_on_cpu(num_outputs: int, num_inputs: int) -> None:
+    grad, x = torch.randn(64, num_outputs), torch.randn(64, num_inputs)
+    graph_module = _capture(lambda grad, x: grad.t() @ x, grad, x)
+    programs = {
+        platform: jax.jit(lower(graph_module, platform=platform)).lower(grad.numpy(), x.numpy())
+        for platform in ("cpu", "tpu")
+    }
+    (product,) = programs["cpu"].compile()(grad.numpy(), x.numpy())
+    np.testing.assert_allclose(product, (grad.double().t() @ x.double()).numpy(), rtol=1e-5, atol=1e-4)
+    assert ("optimization_barrier" in programs["cpu"].as_text()) == (num_outputs > num_inputs)
+    assert "optimization_barrier" not in programs["tpu"].as_text()

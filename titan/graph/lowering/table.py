@@ -44,10 +44,14 @@ class LoweringContext:
     Attributes:
       out: metadata of the results in the order of the schema, lists flattened; None where the op returns no tensor.
       matmul_precision: precision of every dot and convolution (it matters on TPU for float32 operands).
+      platform: JAX's name of the platform that the program is for; empty where it is not known.
+      is_first_transposed: whether the op's first argument is the transposition of another result.
     """
 
     out: tuple[TensorMeta | None, ...]
     matmul_precision: jax.lax.Precision = jax.lax.Precision.DEFAULT
+    platform: str = ""
+    is_first_transposed: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
