@@ -46,7 +46,7 @@ def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path)
         # Step n is reported when the checkpoint of step n - 1 may be in progress still, and that of n - 2 is finished.
         assert newest >= max(reported, default=0) - 2
         num_in_save += bool(_unfinished(folder))
-    assert num_in_save >= 2
+    assert num_in_save >= 1
     assert newest >= NUM_KILLS
 
     last_step = newest + 5
