@@ -97,10 +97,6 @@ class Checkpointer:
         """Steps of the finished checkpoints on disk, ascending; whether they are intact shows on `restore`."""
         return sorted(self._ocp.utils.checkpoint_steps(self.folder))
 
-    def latest_step(self) -> int | None:
-        """The newest of `steps()`, or None."""
-        return max(self.steps(), default=None)
-
     def due(self, step: int) -> bool:
         """Whether the interval asks for a checkpoint after `step`."""
         return step > 0 and step % self._interval == 0

@@ -56,7 +56,7 @@ def test_restores_exact_bits_and_host_values(tmp_path):
     host = {"position": "AAEC", "nested": {"ratio": 0.1, "seen": [1, 2]}, "name": "é"}
     with Checkpointer(CheckpointConfig(interval=5), tmp_path) as checkpointer:
         assert checkpointer.restore(_abstract(_state(0))) is None
-        assert checkpointer.latest_step() is None
+        assert checkpointer.steps() == []
         assert not checkpointer.save(4, _state(4), host)
         assert checkpointer.save(5, _state(5), host)
         assert not checkpointer.save(5, _state(5), host, force=True)  # saved already
@@ -79,7 +79,7 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
     shutil.copytree(tmp_path / "1", tmp_path / "2.orbax-checkpoint-tmp")
     (tmp_path / "2.orbax-checkpoint-tmp" / "host" / "metadata").unlink()
     with Checkpointer(CheckpointConfig(), tmp_path) as checkpointer:
-        assert checkpointer.latest_step() == 1
+        assert checkpointer.steps()[-1] == 1
         checkpointer.restore(_abstract(_state(0)))
         checkpointer.save(3, _state(3), {}, force=True)
     assert sorted(os.listdir(tmp_path)) == ["1", "3"]
@@ -88,7 +88,7 @@ def test_what_a_killed_save_left_is_removed(tmp_path):
 def test_synchronous_save_is_finished_on_return(tmp_path):
     with Checkpointer(CheckpointConfig(asynchronous=False), tmp_path) as checkpointer:
         checkpointer.save(1, _state(1), {}, force=True)
-        assert checkpointer.latest_step() == 1
+        assert checkpointer.steps()[-1] == 1
 
 
 def test_saved_arrays_may_be_donated_at_once(tmp_path):
@@ -320,7 +320,7 @@ _COUNTER_SCRIPT = """
     while True:
         w, step = advance(w), step + 1
         checkpointer.save(step, {"w": w}, {"position": step})
-        if (latest := checkpointer.latest_step() or 0) != finished:
+        if (latest := max(checkpointer.steps(), default=0)) != finished:
             finished = latest
             report(finished=finished)
 """

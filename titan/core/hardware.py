@@ -20,16 +20,6 @@ class Hardware:
     devices_per_chip: int
     device_kinds: tuple[str, ...]
 
-    @property
-    def peak_bf16_flops_per_device(self) -> float:
-        """Dense bfloat16 FLOP/s of one JAX device."""
-        return self.peak_bf16_flops / self.devices_per_chip
-
-    @property
-    def hbm_bytes_per_device(self) -> int:
-        """Memory of one JAX device in bytes."""
-        return self.hbm_bytes // self.devices_per_chip
-
 
 HARDWARE = {
     "v5e": Hardware(197e12, 16 * 10**9, 1, ("TPU v5 lite", "TPU v5e")),
