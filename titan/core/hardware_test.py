@@ -23,7 +23,6 @@ def test_table_by_device_kind_and_by_name(kind, teraflops, gigabytes, devices):
     assert hardware.peak_flops(kind) == found.peak_bf16_flops == teraflops * 1e12
     assert found.hbm_bytes == gigabytes * 10**9
     assert found.devices_per_chip == devices
-    assert found.devices_per_chip == devices
 
 
 def test_unknown_devices():
