@@ -1,0 +1,101 @@
+"""Compiles a JAX function for one TPU device with the real XLA:TPU and Mosaic compilers, with no TPU present."""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+from titan.kernels.target import Target, lowering_for
+
+_SMALLEST_SLICE = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class TpuProgram:
+    """A program for one device, and what the compiler says of it.
+
+    Attributes:
+      seconds: wall time of tracing, lowering and compiling.
+      temp_bytes: HBM that the program needs besides arguments and results.
+      peak_bytes: the most HBM in use at a time, arguments and results included.
+      argument_bytes, output_bytes: HBM of arguments and results.
+      flops: by XLA's cost analysis, which does not see into kernels and counts a loop's body once.
+      hbm_bytes: bytes accessed by the same analysis.
+      compiled: JAX's object.
+    """
+
+    seconds: float
+    temp_bytes: int
+    peak_bytes: int
+    argument_bytes: int
+    output_bytes: int
+    flops: float
+    hbm_bytes: float
+    compiled: Any
+
+
+def tpu_device(generation: str) -> jax.Device:
+    """A device of a TPU generation ("v5e", "v5p", "v6e", "tpu7x") that programs can be compiled for and not run on.
+
+    Raises:
+      ValueError: the generation is unknown.
+      RuntimeError: the libtpu package is not installed.
+    """
+    if generation not in _SMALLEST_SLICE:
+        raise ValueError(f"no TPU {generation!r} is known: name one of {', '.join(_SMALLEST_SLICE)}")
+    if importlib.util.find_spec("libtpu") is None:
+        raise RuntimeError("compiling for a TPU needs the libtpu package: pip install libtpu==0.0.42.1")
+    return _device(generation)
+
+
+@functools.cache
+def _device(generation: str) -> jax.Device:
+    # Else libtpu asks the cloud's metadata server for the machine's TPUs, and locks itself to one process.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    from jax.experimental import topologies
+
+    return topologies.get_topology_desc(_SMALLEST_SLICE[generation], platform="tpu").devices[0]
+
+
+def compile_for_tpu(
+    function: Callable[..., Any],
+    *args: jax.ShapeDtypeStruct,
+    generation: str,
+    compiler_options: Mapping[str, str] | None = None,
+) -> TpuProgram:
+    """Compiles `function` for one device of a TPU generation.
+
+    Args:
+      function: of arrays; kernels in it are chosen for the TPU.
+      args: shapes and dtypes.
+      generation: "v5e", "v5p", "v6e" or "tpu7x".
+      compiler_options: XLA options of this compile.
+
+    Raises:
+      ValueError, RuntimeError: see `tpu_device`; the compiler's own errors pass through.
+    """
+    device = tpu_device(generation)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    placed = [jax.ShapeDtypeStruct(arg.shape, arg.dtype, sharding=sharding) for arg in args]
+    start = time.perf_counter()
+    with jax.default_device(device), lowering_for(Target("tpu", device.device_kind)):
+        lowered = jax.jit(function).lower(*placed)
+    compiled = lowered.compile(compiler_options=dict(compiler_options or {}))
+    seconds = time.perf_counter() - start
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
+    return TpuProgram(
+        seconds=seconds,
+        temp_bytes=memory.temp_size_in_bytes,
+        peak_bytes=memory.peak_memory_in_bytes,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=memory.output_size_in_bytes,
+        flops=cost.get("flops", 0.0),
+        hbm_bytes=cost.get("bytes accessed", 0.0),
+        compiled=compiled,
+    )
