@@ -18,6 +18,7 @@ _EDGES = {
         "titan.parallel.layout",
         "titan.parallel.mesh",
         "titan.kernels.jax_op",
+        "titan.kernels.target",
     ),
     "train": tuple(f"titan.{room}" for room in workspace.ROOMS),
 }

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from titan.graph.lowering.dtypes import array_dtype
 from titan.graph.lowering.lower import lower
 from titan.graph.step_graph import StepGraph
+from titan.kernels.target import Target
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 
@@ -110,7 +111,7 @@ def compile_xla(
       ValueError: there are too few devices.
     """
     mesh = jax_mesh(graph.mesh, devices)
-    function = lower(graph.module, platform=devices[0].platform)
+    function = lower(graph.module, target=Target(devices[0].platform, devices[0].device_kind))
     inputs = {**graph.state, **graph.batch}
     outputs = [*(graph.state.values() if graph.updates_state else ()), *graph.metrics.values()]
     if graph.mesh.axis_names:

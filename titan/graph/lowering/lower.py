@@ -14,15 +14,16 @@ from torch.fx.node import map_arg
 
 from titan.graph.dialect import describe
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
-from titan.graph.lowering.ops import TABLE
-from titan.graph.lowering.table import LoweringContext, LoweringError, TensorMeta, overload_name
+from titan.graph.lowering.kernels import find_lowering
+from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
+from titan.kernels.target import Target, lowering_for
 
 
 def lower(
     graph_module: torch.fx.GraphModule,
     *,
     matmul_precision: jax.lax.Precision = jax.lax.Precision.DEFAULT,
-    platform: str = "",
+    target: Target | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """The JAX form of a captured graph.
 
@@ -33,7 +34,8 @@ def lower(
     Args:
       graph_module: the graph; it is read now and not kept.
       matmul_precision: of every dot and convolution. DEFAULT means one bfloat16 pass on TPU and exact float32 on CPU.
-      platform: JAX's name of the platform that the program is for, where an op's best form depends on it.
+      target: what the program is for, where the best form of an op, or the implementation of a kernel, depends on it.
+        None: not known; kernels take it from JAX's default device.
 
     Returns:
       A function of one array per placeholder (int64 as int32, float64 as float32) that returns the tuple of the graph's
@@ -49,7 +51,7 @@ def lower(
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     placeholder_metas = [_metas(node) for node in placeholders]
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    steps = _plan(graph, matmul_precision, platform)
+    steps = _plan(graph, matmul_precision, target.platform if target else "")
 
     def run(*arrays: jax.Array) -> tuple[Any, ...]:
         if len(arrays) != len(placeholders):
@@ -59,10 +61,11 @@ def lower(
             _check_argument(node, metas, array)
             values[node] = array
         values.update({node: jnp.asarray(constant) for node, constant in constants.items()})
-        for step in steps:
-            values[step.node] = step.run(values)
-            for dead in step.dead_after:
-                del values[dead]
+        with lowering_for(target) if target else contextlib.nullcontext():
+            for step in steps:
+                values[step.node] = step.run(values)
+                for dead in step.dead_after:
+                    del values[dead]
         results = map_arg(output.args[0], values.__getitem__)
         return tuple(results) if isinstance(results, (tuple, list)) else (results,)
 
@@ -74,19 +77,19 @@ class _Step:
     """One op of the graph: all that does not depend on the arrays is found once, when the graph is lowered."""
 
     node: torch.fx.Node
-    name: str
-    context: LoweringContext | None  # None for getitem
+    lowering: Lowering | None  # None for getitem, as is the context
+    context: LoweringContext | None
     dead_after: tuple[torch.fx.Node, ...]
 
     def run(self, values: dict[torch.fx.Node, Any]) -> Any:
         args = map_arg(self.node.args, values.__getitem__)
-        if self.context is None:
+        if self.lowering is None:
             return args[0][args[1]]
         kwargs = map_arg(self.node.kwargs, values.__getitem__)
         scope = self.node.meta.get("module_fqn")
         try:
             with jax.named_scope(scope) if scope else contextlib.nullcontext():
-                result = TABLE[self.name](self.context, *args, **kwargs)
+                result = self.lowering(self.context, *args, **kwargs)
                 return self._checked(result)
         except LoweringError:
             raise
@@ -130,9 +133,9 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target is operator.getitem:
-            context = None
-        else:
+        function, context = None, None
+        if node.target is not operator.getitem:
+            function = find_lowering(overload_name(node.target))
             context = LoweringContext(
                 out=_metas(node),
                 matmul_precision=matmul_precision,
@@ -142,7 +145,7 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
                 and node.args[0].target is torch.ops.aten.t.default,
             )
         unused = () if node in last_use else (node,)
-        steps.append(_Step(node, overload_name(node.target), context, tuple(dead_after[node]) + unused))
+        steps.append(_Step(node, function, context, tuple(dead_after[node]) + unused))
     return steps
 
 
@@ -154,7 +157,7 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
         if (
             node.op == "call_function"
             and node.target is not operator.getitem
-            and overload_name(node.target) not in TABLE
+            and find_lowering(overload_name(node.target)) is None
         ):
             missing[overload_name(node.target)].append(node)
     if missing:

@@ -1,5 +1,7 @@
 """The interpreter: what it checks, how it reports, and what program it makes."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from titan.graph.lowering.dtypes import array_dtype, result_dtype
 from titan.graph.lowering.lower import lower
 from titan.graph.lowering.table import LoweringError, lowering
+from titan.kernels.jax_op import jax_op
+from titan.kernels.target import Target
 
 aten = torch.ops.aten
 
@@ -147,6 +151,48 @@ def test_promotion_is_torchs(operands, expected: torch.dtype) -> None:
     assert result_dtype(*arrays) == array_dtype(expected)
 
 
+class _Split(NamedTuple):
+    low: jax.Array
+    high: jax.Array
+
+
+@jax_op("titan_test::split", differentiable=("x",))
+def _split(x: jax.Array, *, sizes: tuple[int, ...]) -> _Split:
+    return _Split(x[: sizes[0]] * 2, x[sizes[0] :])
+
+
+@_split.backward.implementation("times_four", platforms=("tpu",))
+def _split_backward(
+    x: jax.Array, grad_low: jax.Array, grad_high: jax.Array, *, sizes: tuple[int, ...]
+) -> _split.backward.signature.result_type:
+    return _split.backward.signature.result_type(jnp.concatenate([grad_low * 4, grad_high]))
+
+
+@_split.implementation("times_four", platforms=("tpu",))
+def _split_times_four(x: jax.Array, *, sizes: tuple[int, ...]) -> _Split:
+    return _Split(x[: sizes[0]] * 4, x[sizes[0] :])
+
+
+def test_kernels_are_inlined_forward_and_backward_and_chosen_by_the_target() -> None:
+    def step(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        low, high = _split(x, sizes=(2,))
+        return low, high, torch.autograd.grad(low.sum() + 3 * high.sum(), x)[0]
+
+    x = torch.arange(5.0)
+    graph_module = _capture(step, x)
+    assert {"titan_test.split.default", "titan_test.split_backward.default"} <= {
+        str(node.target) for node in graph_module.graph.nodes
+    }
+    for platform, factor in (("cpu", 2.0), ("tpu", 4.0)):
+        traced = jax.jit(lower(graph_module, target=Target(platform)))
+        low, high, grad = traced(x.numpy())
+        np.testing.assert_array_equal(low, x[:2].numpy() * factor)
+        np.testing.assert_array_equal(high, x[2:].numpy())
+        np.testing.assert_array_equal(grad, [factor, factor, 3, 3, 3])
+        assert "callback" not in traced.lower(x.numpy()).as_text()
+
+
 def test_table_rejects_duplicates_and_odd_names() -> None:
     with pytest.raises(ValueError, match="aten.add.Tensor has two lowerings"):
         lowering("aten.add.Tensor")(lambda ctx: None)
@@ -159,7 +205,7 @@ def test_a_wide_weights_gradient_is_multiplied_the_quick_way_round_on_cpu(num_ou
     grad, x = torch.randn(64, num_outputs), torch.randn(64, num_inputs)
     graph_module = _capture(lambda grad, x: grad.t() @ x, grad, x)
     programs = {
-        platform: jax.jit(lower(graph_module, platform=platform)).lower(grad.numpy(), x.numpy())
+        platform: jax.jit(lower(graph_module, target=Target(platform))).lower(grad.numpy(), x.numpy())
         for platform in ("cpu", "tpu")
     }
     (product,) = programs["cpu"].compile()(grad.numpy(), x.numpy())

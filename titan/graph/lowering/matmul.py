@@ -52,8 +52,8 @@ def _plus_product(ctx: LoweringContext, bias: jax.Array, product: jax.Array, bet
 @lowering("aten.mm.default")
 def _mm(ctx: LoweringContext, self: jax.Array, mat2: jax.Array) -> jax.Array:
     if ctx.platform == "cpu" and ctx.is_first_transposed and ctx.shape[0] > ctx.shape[1]:
-        # The gradient of a weight with more outputs than inputs. XLA's CPU dot takes up to 1.6 times as long for it as for
-        # its transposition; without the barrier the two transpositions would be folded back into the slow form.
+        # The gradient of a weight with more outputs than inputs. XLA's CPU dot takes up to 1.6 times as long for it as
+        # for its transposition; without the barrier the two transpositions would be folded back into the slow form.
         return lax.optimization_barrier(dot(ctx, mat2, self, contract=(0, 1))).T
     return dot(ctx, self, mat2, contract=(1, 0))
 
