@@ -1,6 +1,7 @@
 """TPU hardware table, and the matmul speed of the machine at hand where no table speaks for it."""
 
 import dataclasses
+import pathlib
 import time
 
 
@@ -47,6 +48,12 @@ def num_chips(num_devices: int, device_kind: str) -> int:
     """Chips behind `num_devices` JAX devices; a device the table does not know counts as a chip."""
     hardware = find_hardware(device_kind)
     return -(-num_devices // hardware.devices_per_chip) if hardware else num_devices
+
+
+def accelerator_present() -> bool:
+    """Whether this machine shows a TPU or an NVIDIA GPU, by its device files; nothing is initialised."""
+    files = ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg")
+    return any(next(pathlib.Path("/dev").glob(pattern), None) for pattern in files)
 
 
 def measured_matmul_peak(num_devices: int = 0, *, dtype: str = "float32", budget_seconds: float = 0.3) -> float:

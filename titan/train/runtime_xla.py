@@ -11,6 +11,7 @@ import torch
 from jax.sharding import Mesh
 from torch.distributed.device_mesh import DeviceMesh
 
+from titan.core.hardware import accelerator_present
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction
@@ -36,6 +37,9 @@ class XlaRuntime(Runtime):
         """Starts JAX. Must come before anything else that asks JAX for its devices."""
         num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
         jax.config.update("jax_num_cpu_devices", num_virtual)
+        if jax.config.jax_platforms is None and not accelerator_present():
+            # libtpu, which is installed to compile for TPUs, otherwise looks for one first, and complains at length.
+            jax.config.update("jax_platforms", "cpu")
         if num_virtual > 1:
             # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so
             # with few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
