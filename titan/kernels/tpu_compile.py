@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import importlib.util
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,6 +12,9 @@ from typing import Any
 import jax
 
 from titan.kernels.target import Target, lowering_for
+
+# Memory space 1 is VMEM.
+_USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"\}')
 
 _SMALLEST_SLICE = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
@@ -24,8 +28,9 @@ class TpuProgram:
       temp_bytes: HBM that the program needs besides arguments and results.
       peak_bytes: the most HBM in use at a time, arguments and results included.
       argument_bytes, output_bytes: HBM of arguments and results.
-      flops: by XLA's cost analysis, which does not see into kernels and counts a loop's body once.
+      flops: by XLA's cost analysis, which sees of kernels only what they declare and counts a loop's body once.
       hbm_bytes: bytes accessed by the same analysis.
+      vmem_bytes: VMEM in use by the Mosaic kernel that takes the most of it; 0 without a kernel.
       compiled: JAX's object.
     """
 
@@ -36,6 +41,7 @@ class TpuProgram:
     output_bytes: int
     flops: float
     hbm_bytes: float
+    vmem_bytes: int
     compiled: Any
 
 
@@ -97,5 +103,13 @@ def compile_for_tpu(
         output_bytes=memory.output_size_in_bytes,
         flops=cost.get("flops", 0.0),
         hbm_bytes=cost.get("bytes accessed", 0.0),
+        vmem_bytes=max(kernel_vmem_bytes(compiled.as_text()), default=0),
         compiled=compiled,
     )
+
+
+def kernel_vmem_bytes(hlo_text: str) -> list[int]:
+    """The VMEM in bytes that each Mosaic kernel of a compiled program uses, in the order of the text."""
+    kernels = [line for line in hlo_text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    sizes = [_USED_VMEM.search(line) for line in kernels]
+    return [int(size.group(1)) for size in sizes if size]
