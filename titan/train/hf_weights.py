@@ -1,39 +1,40 @@
 """Weights in and out of a run in Hugging Face's format (`--checkpoint.load_hf`, `--checkpoint.save_hf`)."""
 
-import dataclasses
 import pathlib
 from collections.abc import Mapping
 
 import torch
 
 from titan.core.config.validate import ConfigError
-from titan.models.llama3.hf import HfCheckpointError, config_from_hf, load_hf, save_hf
+from titan.models.hf.folder import HfCheckpointError
 from titan.train.config import Config
-
-# Of the hyperparameters these do not belong to the weights.
-_FREE = ("attention", "max_sequence_length")
 
 
 def check_hf(config: Config) -> None:
     """Checks, before anything is compiled, the weights to load against the model and the folder of those to save.
 
     Raises:
-      ConfigError: the folder to load is not a Llama's or of other hyperparameters; the folder to save holds weights.
+      ConfigError: the folder to load is of another family or of other hyperparameters; the folder to save holds
+        weights.
     """
     if config.checkpoint.load_hf:
         try:
-            saved = config_from_hf(str(_folder(config.checkpoint.load_hf)))
+            saved = config.model.hf().config_from_hf(str(_folder(config.checkpoint.load_hf)))
         except HfCheckpointError as error:
             raise _config_error("checkpoint.load_hf", error) from error
-        for field in dataclasses.fields(saved):
-            name, theirs = field.name, getattr(saved, field.name)
-            ours = getattr(config.model, name)
-            if name == "head_dim":
-                ours, theirs = config.model.resolved_head_dim, saved.resolved_head_dim
-            if name not in _FREE and ours != theirs:
+        if type(saved) is not type(config.model):
+            raise ConfigError(
+                "checkpoint.load_hf",
+                f"the weights in {config.checkpoint.load_hf} are those of a {type(saved).__name__}, the model is a "
+                f"{type(config.model).__name__}",
+                "give other weights, or use a recipe of that kind of model",
+            )
+        ours = config.model.weight_fields()
+        for name, theirs in saved.weight_fields().items():
+            if ours[name] != theirs:
                 raise ConfigError(
                     f"model.{name}",
-                    f"{ours} is not the {theirs} of the weights in {config.checkpoint.load_hf}",
+                    f"{ours[name]} is not the {theirs} of the weights in {config.checkpoint.load_hf}",
                     f"give --model.{name}={theirs}, or other weights",
                 )
     if config.checkpoint.save_hf and any(_folder(config.checkpoint.save_hf).glob("*.safetensors*")):
@@ -49,7 +50,7 @@ def read_hf(config: Config) -> dict[str, torch.Tensor]:
       ConfigError: a file is damaged, or lacks or exceeds what the model has.
     """
     try:
-        return load_hf(str(_folder(config.checkpoint.load_hf)), config.model)
+        return config.model.hf().load_hf(str(_folder(config.checkpoint.load_hf)), config.model)
     except HfCheckpointError as error:
         raise _config_error("checkpoint.load_hf", error) from error
 
@@ -58,7 +59,7 @@ def write_hf(config: Config, weights: Mapping[str, torch.Tensor]) -> pathlib.Pat
     """Writes a run's final weights; returns the folder."""
     folder = _folder(config.checkpoint.save_hf)
     try:
-        save_hf(dict(weights), config.model, str(folder))
+        config.model.hf().save_hf(weights, config.model, str(folder))
     except HfCheckpointError as error:
         raise _config_error("checkpoint.save_hf", error) from error
     return folder

@@ -123,6 +123,8 @@ class AttentionConfig:
       wv: value projection, E to K D.
       wo: output projection, N D to E.
       inner: node whose module maps (q_BNTD, k_BKSD, v_BKSD, AttentionMask) to [B, N, T, D].
+      q_norm: node whose module normalises each query head before it is rotated, [B, N, T, D] to the same; None: none.
+      k_norm: the same for keys.
     """
 
     head_dim: int
@@ -131,6 +133,8 @@ class AttentionConfig:
     wv: LinearConfig
     wo: LinearConfig
     inner: Any
+    q_norm: Any | None = None
+    k_norm: Any | None = None
 
     def build(self) -> "Attention":
         """The module, on the current default device."""
@@ -138,7 +142,7 @@ class AttentionConfig:
 
 
 class Attention(nn.Module):
-    """Projections, rotary embedding of queries and keys, the inner attention, and the output projection."""
+    """Projections, norms (if any) and rotary embedding of queries and keys, inner attention, output projection."""
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -147,14 +151,20 @@ class Attention(nn.Module):
         self.wk = config.wk.build()
         self.wv = config.wv.build()
         self.wo = config.wo.build()
+        self.q_norm = config.q_norm.build() if config.q_norm is not None else None
+        self.k_norm = config.k_norm.build() if config.k_norm is not None else None
         self.inner = config.inner.build()
 
     def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Maps [B, T, E] to [B, T, E], given the cosines and sines of `Rope` and the mask of the whole batch."""
-        q_BNTD = apply_rope(self._split_heads(self.wq(x_BTE)), *rope)
-        k_BKTD = apply_rope(self._split_heads(self.wk(x_BTE)), *rope)
+        q_BNTD = self._split_heads(self.wq(x_BTE))
+        k_BKTD = self._split_heads(self.wk(x_BTE))
         v_BKTD = self._split_heads(self.wv(x_BTE))
-        out_BNTD = self.inner(q_BNTD, k_BKTD, v_BKTD, mask)
+        if self.q_norm is not None:
+            q_BNTD = self.q_norm(q_BNTD)
+        if self.k_norm is not None:
+            k_BKTD = self.k_norm(k_BKTD)
+        out_BNTD = self.inner(apply_rope(q_BNTD, *rope), apply_rope(k_BKTD, *rope), v_BKTD, mask)
         return self.wo(out_BNTD.transpose(1, 2).flatten(2))
 
     def _split_heads(self, x: Tensor) -> Tensor:

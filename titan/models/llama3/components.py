@@ -3,18 +3,18 @@
 from titan.core.init import Normal, TruncatedNormal
 from titan.models.layers.attention import AttentionConfig, MathAttentionConfig, SdpaAttentionConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
+from titan.models.layers.decoder import DecoderConfig, TransformerBlockConfig
 from titan.models.layers.embedding import EmbeddingConfig
 from titan.models.layers.feed_forward import FeedForwardConfig
 from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import Llama3RopeScaling, RopeConfig
 from titan.models.llama3.config import Llama3Config
-from titan.models.llama3.model import Llama3ModelConfig, TransformerBlockConfig
 
 _INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 
 
-def llama3_components(config: Llama3Config) -> Llama3ModelConfig:
+def llama3_components(config: Llama3Config) -> DecoderConfig:
     """The component tree that the hyperparameters describe.
 
     Weights begin as a normal of 0.02 cut at 3 standard deviations; the projections that write to the residual stream
@@ -22,7 +22,7 @@ def llama3_components(config: Llama3Config) -> Llama3ModelConfig:
     embedding begins as the head does: as N(0, 1) its logits would have a standard deviation of sqrt(dim).
     """
     head_init = TruncatedNormal(config.dim**-0.5)
-    return Llama3ModelConfig(
+    return DecoderConfig(
         embedding=EmbeddingConfig(config.vocab_size, config.dim, head_init if config.tie_embeddings else Normal(1.0)),
         rope=RopeConfig(config.resolved_head_dim, config.rope_theta, _rope_scaling(config)),
         layers=tuple(_layer(config, index) for index in range(config.num_layers)),

@@ -4,13 +4,14 @@ The file imports no torch, so that flags are parsed and checked before torch is 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
 
 if TYPE_CHECKING:
-    from titan.models.llama3.model import Llama3ModelConfig
+    from titan.models.family import HfFormat
+    from titan.models.layers.decoder import DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +81,23 @@ class Llama3Config:
                 "give a larger one (4 in Llama 3.1)",
             )
 
-    def components(self) -> "Llama3ModelConfig":
+    def components(self) -> "DecoderConfig":
         """The component tree; call `build()` on it, or on what rewriting makes of it. Imports torch."""
         from titan.models.llama3.components import llama3_components
 
         return llama3_components(self)
+
+    def hf(self) -> "HfFormat":
+        """Weights and hyperparameters in Hugging Face's format. Imports torch."""
+        from titan.models.llama3 import hf
+
+        return hf
+
+    def weight_fields(self) -> dict[str, Any]:
+        """The hyperparameters that belong to a set of weights, by name; `head_dim` as resolved."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["head_dim"] = self.resolved_head_dim
+        return {name: value for name, value in fields.items() if name not in ("attention", "max_sequence_length")}
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.

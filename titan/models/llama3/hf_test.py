@@ -10,6 +10,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from titan.models.hf.decoder import hf_tensors
+from titan.models.hf.folder import HfCheckpointError
 from titan.models.llama3 import hf
 from titan.models.llama3.config import Llama3Config
 
@@ -78,7 +80,8 @@ def test_logits_and_gradients_of_a_packed_batch_equal_those_of_each_document_alo
     torch.testing.assert_close(loss, their_loss, rtol=1e-6, atol=0)
     their_parameters = dict(theirs.named_parameters())
     for fqn, parameter in ours.named_parameters():
-        expected = their_parameters.pop(hf._hf_name(fqn)).grad
+        (name,) = hf_tensors(fqn, parameter)
+        expected = their_parameters.pop(name).grad
         difference = (parameter.grad - expected).norm() / expected.norm()
         assert difference < 1e-5, f"{fqn}: relative difference {difference}"
     assert not their_parameters
@@ -117,7 +120,8 @@ def test_reads_a_folder_written_by_transformers(config, tmp_path):
 
 def saved_single(folder, config=PLAIN, **changes: torch.Tensor | None) -> str:
     """A folder with one safetensors file, in which some tensors are replaced, added, or (None) left out."""
-    tensors = {hf._hf_name(fqn): tensor for fqn, tensor in random_state_dict(config).items()}
+    state_dict = random_state_dict(config)
+    tensors = {name: part for fqn, tensor in state_dict.items() for name, part in hf_tensors(fqn, tensor).items()}
     tensors |= {name.replace("__", "."): tensor for name, tensor in changes.items()}
     save_file({name: t for name, t in tensors.items() if t is not None}, folder / "model.safetensors")
     return str(folder)
@@ -134,7 +138,7 @@ def saved_single(folder, config=PLAIN, **changes: torch.Tensor | None) -> str:
 )
 def test_a_tensor_that_does_not_fit_is_named_with_its_file(changes, message, tmp_path):
     folder = saved_single(tmp_path, **changes)
-    with pytest.raises(hf.HfCheckpointError, match=f"^{tmp_path}/model.safetensors: {message}") as error:
+    with pytest.raises(HfCheckpointError, match=f"^{tmp_path}/model.safetensors: {message}") as error:
         hf.load_hf(folder, PLAIN)
     assert "\n" not in str(error.value)
 
@@ -144,19 +148,19 @@ def test_a_tied_model_takes_a_repeated_head_but_no_other(tmp_path):
     folder = saved_single(tmp_path, TIED, lm_head__weight=embedding.clone())
     assert torch.equal(hf.load_hf(folder, TIED)["embedding.weight"], embedding)
     saved_single(tmp_path, TIED, lm_head__weight=embedding + 1)
-    with pytest.raises(hf.HfCheckpointError, match="lm_head.weight differs .*tie_embeddings=false"):
+    with pytest.raises(HfCheckpointError, match="lm_head.weight differs .*tie_embeddings=false"):
         hf.load_hf(folder, TIED)
 
 
 def test_damaged_folders_are_named(tmp_path):
     def check(message: str) -> None:
-        with pytest.raises(hf.HfCheckpointError, match=message) as error:
+        with pytest.raises(HfCheckpointError, match=message) as error:
             hf.load_hf(str(tmp_path), PLAIN)
         assert "\n" not in str(error.value)
 
     check("neither model.safetensors.index.json nor model.safetensors")
     hf.save_hf(random_state_dict(PLAIN), PLAIN, str(tmp_path), max_shard_bytes=60_000)
-    with pytest.raises(hf.HfCheckpointError, match="model-00001.*there are weights already; give an empty folder"):
+    with pytest.raises(HfCheckpointError, match="model-00001.*there are weights already; give an empty folder"):
         hf.save_hf(random_state_dict(PLAIN), PLAIN, str(tmp_path))
 
     shard = sorted(tmp_path.glob("*.safetensors"))[1]
@@ -193,14 +197,14 @@ def test_a_config_of_another_model_is_refused(key, value, message, tmp_path):
     if value is None:
         del config[key]
     path.write_text(json.dumps(config))
-    with pytest.raises(hf.HfCheckpointError, match=f"{path}: {message}"):
+    with pytest.raises(HfCheckpointError, match=f"{path}: {message}"):
         hf.config_from_hf(str(tmp_path))
 
 
 def test_an_incomplete_state_dict_is_not_saved(tmp_path):
     state_dict = random_state_dict(PLAIN)
     del state_dict["layers.1.attention.wq.weight"]
-    with pytest.raises(hf.HfCheckpointError, match="state dict: tensor layers.1.attention.wq.weight is missing"):
+    with pytest.raises(HfCheckpointError, match="state dict: tensor layers.1.attention.wq.weight is missing"):
         hf.save_hf(state_dict, PLAIN, str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
@@ -210,7 +214,7 @@ def test_rope_scaling_of_a_published_size_equals_that_of_transformers():
 
     config = llama3_8b()
     theirs = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(
-        transformers.LlamaConfig(**hf._to_hf_config(config, "float32"))
+        transformers.LlamaConfig(**hf.to_hf_config(config))
     )
     ours = config.components().rope.build()._frequencies(torch.device("cpu"))
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)

@@ -1,13 +1,15 @@
-"""Llama 3 (Grattafiori et al., 2024, arXiv:2407.21783): a tree of component configurations and the modules it builds.
+"""The pre-norm decoder that several families are: a tree of component configurations and the modules it builds.
 
-A node's fields carry the names of its module's children, so that a path in the tree (`layers.3.attention.wq`) is the
-fully qualified name of the module (the node `loss` alone has another, `cross_entropy`: `loss` is a method). Nothing
-here knows about devices, sharding, precision policies or kernels.
+Families differ in what the nodes are (normalised queries and keys, a mixture of experts) and in their sizes, not in how
+these are put together. A node's fields carry the names of its module's children, so that a path in the tree
+(`layers.3.attention.wq`) is the fully qualified name of the module (the node `loss` alone has another,
+`cross_entropy`: `loss` is a method). Nothing here knows about devices, sharding, precision policies or kernels.
 
 Shapes: B batch, T tokens, E model dim, V vocabulary.
 """
 
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +17,6 @@ from torch import Tensor, nn
 from titan.models.layers.attention import AttentionConfig, AttentionMask, causal_segment_mask
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.embedding import EmbeddingConfig
-from titan.models.layers.feed_forward import FeedForwardConfig
 from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RopeConfig
@@ -23,12 +24,19 @@ from titan.models.layers.rope import RopeConfig
 
 @dataclasses.dataclass(frozen=True)
 class TransformerBlockConfig:
-    """Configuration of `TransformerBlock`; each attribute is the node of the child of that name."""
+    """Configuration of `TransformerBlock`; each attribute is the node of the child of that name.
+
+    Attributes:
+      attention_norm: normalises what attention reads.
+      attention: self-attention.
+      feed_forward_norm: normalises what the feed-forward reads.
+      feed_forward: node whose module maps [B, T, E] to [B, T, E], token by token: `FeedForwardConfig`, `MoEConfig`.
+    """
 
     attention_norm: RMSNormConfig
     attention: AttentionConfig
     feed_forward_norm: RMSNormConfig
-    feed_forward: FeedForwardConfig
+    feed_forward: Any
 
     def build(self) -> "TransformerBlock":
         """The module, on the current default device."""
@@ -52,8 +60,8 @@ class TransformerBlock(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3ModelConfig:
-    """Configuration of `Llama3`, fully spelled out; made by `Llama3Config.components()`, then open to rewriting.
+class DecoderConfig:
+    """Configuration of `Decoder`, fully spelled out; made by a family's `components()`, then open to rewriting.
 
     Attributes:
       embedding: the token embedding.
@@ -71,20 +79,20 @@ class Llama3ModelConfig:
     head: LinearConfig | None
     loss: CrossEntropyConfig
 
-    def build(self) -> "Llama3":
+    def build(self) -> "Decoder":
         """The model on the meta device, parameters float32, each with its initialiser in `param_init`."""
         with torch.device("meta"):
-            return Llama3(self)
+            return Decoder(self)
 
 
-class Llama3(nn.Module):
-    """The Llama 3 decoder.
+class Decoder(nn.Module):
+    """Embedding, transformer blocks, final norm and head.
 
     It has no buffers, and every constant is computed in `forward` from the shapes and the positions, so that parameters
     are all there is to materialise. With tied embeddings `head` is None and the head is `embedding.weight`.
     """
 
-    def __init__(self, config: Llama3ModelConfig):
+    def __init__(self, config: DecoderConfig):
         super().__init__()
         self.embedding = config.embedding.build()
         self.rope = config.rope.build()
