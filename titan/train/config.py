@@ -12,6 +12,8 @@ from titan.core.data.config import DataConfig, TokenizerConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
 from titan.models.llama3.config import Llama3Config
+from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, SplashAttentionKernelConfig
 
 REST_OF_DEVICES = -1
 """Value of `parallelism.data_parallel_shard` that stands for all devices that the other axes leave."""
@@ -222,7 +224,7 @@ class Config:
     name: str = option(
         "llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise."
     )
-    model: Llama3Config = option(Llama3Config(), "Hyperparameters of the model.")
+    model: Llama3Config | Qwen3Config | Qwen3MoeConfig = option(Llama3Config(), "Hyperparameters of the model.")
     parallelism: ParallelismConfig = option(
         ParallelismConfig(), "Devices, the mesh axes over them, and the dtypes of collectives."
     )
@@ -238,6 +240,12 @@ class Config:
     profiler: ProfilerConfig = option(ProfilerConfig(), "Trace of a few steps.")
     compile: CompileConfig = option(CompileConfig(), "Compilation, and its cache on disk.")
     tpu_config: TpuConfig = option(TpuConfig(), "Capture of the training step as one graph, and what executes it.")
+    splash_attention_kernel: SplashAttentionKernelConfig = option(
+        SplashAttentionKernelConfig(), "Splash attention in place of the model's own, and its block sizes."
+    )
+    fused_linear_cross_entropy: FusedLinearCrossEntropyConfig = option(
+        FusedLinearCrossEntropyConfig(), "Head and loss as one op that never holds all logits."
+    )
 
     def validate(self) -> None:
         """Raises ConfigError where sections contradict one another. Touches no device."""

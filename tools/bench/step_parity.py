@@ -27,7 +27,9 @@ import numpy as np
 
 from titan.train.config import Config
 from titan.train.recipes.llama3_debug import RECIPE
-from tools.bench.worker import Batch, Trainer, Turn, Worker, set_environment
+from tools.bench.worker import Contender, Turn, Worker, set_environment
+
+Batch = Mapping[str, np.ndarray]
 
 _WARMUP_ROUNDS = 2  # compilation, and the first step after it
 _PAUSE_SECONDS = 0.25  # before each turn: the OpenMP threads of the turn before may spin for 0.2 s
@@ -65,7 +67,7 @@ class _TitanTrainer:
         return self._runtime.read(metrics)["loss"]
 
 
-def _jax_trainer(config: Config, weights: Mapping[str, np.ndarray], batch: Batch) -> Trainer:
+def _jax_trainer(config: Config, weights: Mapping[str, np.ndarray], batch: Batch) -> Contender:
     from titan.train.runtime_xla import XlaRuntime
     from tools.bench.jax_llama3 import Hyperparameters, JaxTrainer
 
@@ -87,7 +89,7 @@ def _jax_trainer(config: Config, weights: Mapping[str, np.ndarray], batch: Batch
     return JaxTrainer(weights, batch, hyperparameters, runtime.num_devices)
 
 
-def _torch_trainer(config: Config, weights: Mapping[str, np.ndarray], compiled: bool) -> Trainer:
+def _torch_trainer(config: Config, weights: Mapping[str, np.ndarray], compiled: bool) -> Contender:
     from tools.bench.torch_llama3 import TorchTrainer
 
     return TorchTrainer(weights, config, compiled=compiled)
@@ -121,33 +123,33 @@ def _inputs(num_batches: int) -> tuple[dict[str, np.ndarray], list[Batch]]:
     return weights, [next(data.train) for _ in range(num_batches)]
 
 
-def _start_workers(weights: Mapping[str, np.ndarray], batches: Sequence[Batch]) -> dict[str, Worker]:
+def _start_workers(weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, Worker]:
     one, four = _bench_config(1), _bench_config(_VIRTUAL_DEVICES)
     return {
-        "titan_w1": Worker(_TitanTrainer, (one,), batches),
-        "jax_w1": Worker(_jax_trainer, (one, weights, batches[0]), batches),
-        "eager_w1": Worker(_torch_trainer, (one, weights, False), batches),
-        "compile_w1": Worker(_torch_trainer, (one, weights, True), batches),
-        "titan_w4": Worker(_TitanTrainer, (four,), batches),
-        "jax_w4": Worker(_jax_trainer, (four, weights, batches[0]), batches),
+        "titan_w1": Worker(_TitanTrainer, one),
+        "jax_w1": Worker(_jax_trainer, one, weights, batch),
+        "eager_w1": Worker(_torch_trainer, one, weights, False),
+        "compile_w1": Worker(_torch_trainer, one, weights, True),
+        "titan_w4": Worker(_TitanTrainer, four),
+        "jax_w4": Worker(_jax_trainer, four, weights, batch),
     }
 
 
-def _measure(workers: Mapping[str, Worker], rounds: int) -> dict[str, list[Turn]]:
+def _measure(workers: Mapping[str, Worker], batches: Sequence[Batch]) -> dict[str, list[Turn]]:
     from titan.train.lr_schedule import learning_rate
 
     names = list(workers)
     turns: dict[str, list[Turn]] = {name: [] for name in names}
     order = random.Random(0)
-    for index in range(rounds):
+    for index, batch in enumerate(batches):
         rate = learning_rate(index, RECIPE.lr_schedule, RECIPE.optimizer, RECIPE.training.steps)
         # Shuffled: the turn after another's is slower or faster by what that one left in caches and free memory.
         for name in order.sample(names, len(names)):
             time.sleep(_PAUSE_SECONDS)
-            turns[name].append(workers[name].step(index, rate))
+            turns[name].append(workers[name].step(batch, rate))
         print(
-            f"step {index + 1}/{rounds}  "
-            + "  ".join(f"{name} {turns[name][-1].seconds:.3f} s {turns[name][-1].loss:.6f}" for name in names),
+            f"step {index + 1}/{len(batches)}  "
+            + "  ".join(f"{name} {turns[name][-1].seconds:.3f} s {turns[name][-1].result:.6f}" for name in names),
             flush=True,
         )
     return turns
@@ -160,9 +162,9 @@ def result(turns: Mapping[str, Sequence[Turn]], warmup_rounds: int) -> dict[str,
     for ratio, (ours, peer) in _RATIOS.items():
         quartiles = statistics.quantiles([b / a for a, b in zip(seconds[ours], seconds[peer])], n=4, method="inclusive")
         numbers |= {ratio: quartiles[1], f"{ratio}_q1": quartiles[0], f"{ratio}_q3": quartiles[2]}
-    baseline = [turn.loss for turn in turns[_BASELINE]]
+    baseline = [turn.result for turn in turns[_BASELINE]]
     numbers["max_loss_diff"] = max(
-        abs(turn.loss - loss) for of_one in turns.values() for turn, loss in zip(of_one, baseline, strict=True)
+        abs(turn.result - loss) for of_one in turns.values() for turn, loss in zip(of_one, baseline, strict=True)
     )
     for name, of_one in turns.items():
         numbers[f"{name}_step_s"] = statistics.median(seconds[name])
@@ -180,9 +182,9 @@ def main() -> None:
     set_environment()
     rounds = steps + _WARMUP_ROUNDS
     weights, batches = _inputs(rounds)
-    workers = _start_workers(weights, batches)
+    workers = _start_workers(weights, batches[0])
     try:
-        turns = _measure(workers, rounds)
+        turns = _measure(workers, batches)
     finally:
         for worker in workers.values():
             worker.close()

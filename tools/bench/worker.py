@@ -1,23 +1,21 @@
 """A contender of a benchmark in a process of its own, which sleeps except while it is its turn."""
 
 import dataclasses
+import gc
 import multiprocessing
 import os
+import pathlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
-import numpy as np
 
-Batch = Mapping[str, np.ndarray]
+class Contender(Protocol):
+    """What is measured."""
 
-
-class Trainer(Protocol):
-    """What a contender offers."""
-
-    def step(self, batch: Batch, learning_rate: float) -> float:
-        """One whole training step, waited for; returns its loss."""
+    def step(self, *arguments: Any) -> Any:
+        """One turn, waited for: a training step, say, that returns its loss."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,47 +23,49 @@ class Turn:
     """One step of a contender.
 
     Attributes:
-      seconds: wall time, from a batch in host memory to the updated state.
+      seconds: wall time.
       cpu_seconds: time of all its threads; it depends less on other load of the machine.
-      loss: before the update.
+      peak_bytes: the most memory that the process held during the step, above what it held before.
+      result: of the step.
     """
 
     seconds: float
     cpu_seconds: float
-    loss: float
+    peak_bytes: int
+    result: Any
 
 
 class Worker:
-    """A process that trains on given batches, one step at each call.
+    """A process that does one step at each call.
 
     Contenders do not share a process, since thread pools of one would disturb the other: OpenMP's threads, for example,
     spin for a while after the work is done.
     """
 
-    def __init__(self, make_trainer: Callable[..., Trainer], arguments: tuple[Any, ...], batches: Sequence[Batch]):
+    def __init__(self, make_contender: Callable[..., Contender], *arguments: Any):
         """Starts the process and returns when it is ready to step.
 
         Args:
-          make_trainer: a function of a module, called as `make_trainer(*arguments)` in the new process.
-          batches: those that `step` names by index.
+          make_contender: a function of a module, called as `make_contender(*arguments)` in the new process.
+          arguments: what it takes; they are pickled.
 
         Raises:
-          RuntimeError: the process could not make its trainer; the traceback is on standard error.
+          RuntimeError: the process could not make its contender; the traceback is on standard error.
         """
         context = multiprocessing.get_context("spawn")
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other_end, make_trainer, arguments, batches), daemon=True)
+        self._process = context.Process(target=_serve, args=(other_end, make_contender, arguments), daemon=True)
         self._process.start()
         other_end.close()
         self._receive()
 
-    def step(self, index: int, learning_rate: float) -> Turn:
-        """Trains on `batches[index]`.
+    def step(self, *arguments: Any) -> Turn:
+        """Has the contender step; the transfer of the arguments is not timed.
 
         Raises:
           RuntimeError: the step failed; the traceback is on standard error.
         """
-        self._connection.send((index, learning_rate))
+        self._connection.send(arguments)
         return self._receive()
 
     def close(self) -> None:
@@ -90,18 +90,29 @@ def set_environment() -> None:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(os.cpu_count())
     os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu, which is installed to compile for TPUs, would look for one first
 
 
-def _serve(
-    connection: Connection, make_trainer: Callable[..., Trainer], arguments: tuple[Any, ...], batches: Sequence[Batch]
-) -> None:
-    trainer = make_trainer(*arguments)
+def _serve(connection: Connection, make_contender: Callable[..., Contender], arguments: tuple[Any, ...]) -> None:
+    contender = make_contender(*arguments)
     connection.send(None)
     while True:
         try:
-            index, learning_rate = connection.recv()
+            step_arguments = connection.recv()
         except EOFError:
             return
+        gc.collect()
+        _CLEAR_REFS.write_text("5")  # the kernel forgets the peak so far
+        held = _status_bytes("VmRSS")
         start, cpu_start = time.perf_counter(), time.process_time()
-        loss = trainer.step(batches[index], learning_rate)
-        connection.send(Turn(time.perf_counter() - start, time.process_time() - cpu_start, loss))
+        result = contender.step(*step_arguments)
+        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+        connection.send(Turn(seconds, cpu_seconds, _status_bytes("VmHWM") - held, result))
+
+
+_CLEAR_REFS = pathlib.Path("/proc/self/clear_refs")
+
+
+def _status_bytes(name: str) -> int:
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

@@ -3,13 +3,14 @@
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.llama3.config import Llama3Config
 from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, SplashAttentionKernelConfig
 
 
 def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, batch_size: int) -> Config:
     """Pre-training as Grattafiori et al. (2024, arXiv:2407.21783, section 3.4) describe it, at one length throughout.
 
     Sequences of 8192 tokens, bfloat16 with a float32 state, 8,000 steps of warm-up, and a cosine to a hundredth of the
-    peak rate at step 1,200,000.
+    peak rate at step 1,200,000. Attention and loss are kernels: at these sizes scores and logits would not fit.
 
     Args:
       name: of the run.
@@ -25,4 +26,6 @@ def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, 
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         lr_schedule=LrScheduleConfig(warmup_steps=8000, min_ratio=0.01),
         checkpoint=CheckpointConfig(interval=1000),
+        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+        fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
     )

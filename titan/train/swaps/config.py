@@ -1,0 +1,119 @@
+"""The sections of the configuration that swap a part of the model for a kernel. Imports neither torch nor jax.
+
+Block sizes are checked when flags are, by the kernel's own type: no compile begins with a size that no kernel takes.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+from titan.core.config.tree import option
+from titan.core.config.validate import ConfigError
+
+_TUNED = "0: from the tuned table for the shape and TPU, else a default."
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashAttentionKernelConfig:
+    """Splash attention in place of the model's own attention maths. Block sizes are multiples of 128."""
+
+    use_splash_attention_kernel: bool = option(
+        False, "Attention by the splash kernel: no [T, T] scores in memory, masked blocks are skipped."
+    )
+    implementation: str = option(
+        "auto",
+        "auto: jax on TPU, xla elsewhere. jax and tokamax are Pallas kernels (interpreted, slowly, off TPU), xla is "
+        "blockwise attention in plain XLA.",
+        choices=("auto", "jax", "tokamax", "xla"),
+    )
+    sa_block_q: int = option(0, f"Forward: queries in a block. {_TUNED}", minimum=0)
+    sa_block_kv: int = option(0, f"Forward: keys fetched at a time. {_TUNED}", minimum=0)
+    sa_block_kv_compute: int = option(
+        0, f"Forward: keys multiplied at a time; divides sa_block_kv. {_TUNED}", minimum=0
+    )
+    sa_block_q_dkv: int = option(0, f"Gradient of keys and values: queries in a block. {_TUNED}", minimum=0)
+    sa_block_kv_dkv: int = option(0, f"Gradient of keys and values: keys fetched at a time. {_TUNED}", minimum=0)
+    sa_block_kv_dkv_compute: int = option(
+        0, f"Gradient of keys and values: keys multiplied at a time; divides sa_block_kv_dkv. {_TUNED}", minimum=0
+    )
+    sa_block_q_dq: int = option(0, f"Gradient of queries: queries in a block. {_TUNED}", minimum=0)
+    sa_block_kv_dq: int = option(0, f"Gradient of queries: keys in a block. {_TUNED}", minimum=0)
+    sa_use_fused_bwd_kernel: bool = option(
+        False,
+        "One kernel for all gradients: fewer matmuls, and a temporary copy of the queries' gradient per key block.",
+    )
+    sa_dq_reduction_steps: int = option(
+        0,
+        "implementation=tokamax: 3 sums the gradient of queries in three buffers of their dtype, 0 keeps one for each "
+        "block of keys.",
+        choices=(0, 3),
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for blocks that no kernel takes."""
+        if self.use_splash_attention_kernel:
+            from titan.kernels.splash_attention.tiles import SplashTiles
+
+            with _kernel_errors("splash_attention_kernel"):
+                SplashTiles(**self.tiles())
+
+    def tiles(self) -> dict[str, int | bool]:
+        """The fields of `SplashTiles`."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if name.startswith("sa_")}
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedLinearCrossEntropyConfig:
+    """The head's matmul and the loss as one op, which never holds the logits of all tokens and words at once."""
+
+    enable: bool = option(False, "Compute head and loss tile by tile.")
+    gradients: str = option(
+        "backward",
+        "backward: a tile of words at a time, four matmuls, least memory. forward: a tile of tokens at a time, three "
+        "matmuls, and a float32 copy of the head's gradient.",
+        choices=("backward", "forward"),
+    )
+    implementation: str = option(
+        "auto",
+        "auto: the better one for the platform. mosaic is a Pallas kernel (interpreted, slowly, off TPU), xla is plain "
+        "XLA.",
+        choices=("auto", "mosaic", "xla"),
+    )
+    z_loss: float = option(
+        0.0, "Weight of the squared log-sum-exp of the logits in the loss; keeps it near 0.", minimum=0
+    )
+    token_tile: int = option(0, f"gradients=forward: tokens in a tile, a multiple of 128. {_TUNED}", minimum=0)
+    vocab_tile: int = option(0, f"gradients=backward: words in a tile, a multiple of 128. {_TUNED}", minimum=0)
+
+    def validate(self) -> None:
+        """Raises ConfigError for tiles that no kernel takes, and for z_loss without the kernel that knows it."""
+        if self.z_loss and not self.enable:
+            raise ConfigError(
+                "fused_linear_cross_entropy.z_loss",
+                "only the fused loss has a z-loss, and it is off",
+                "add --fused_linear_cross_entropy.enable, or leave it out",
+            )
+        if self.gradients == "forward" and self.implementation == "mosaic":
+            raise ConfigError(
+                "fused_linear_cross_entropy.implementation",
+                "mosaic computes gradients in the backward pass only",
+                "leave it out, or give --fused_linear_cross_entropy.gradients=backward",
+            )
+        if self.enable:
+            from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles
+
+            with _kernel_errors("fused_linear_cross_entropy"):
+                LinearCrossEntropyTiles(**self.tiles())
+
+    def tiles(self) -> dict[str, int]:
+        """The fields of `LinearCrossEntropyTiles` that have a flag."""
+        return {"token_tile": self.token_tile, "vocab_tile": self.vocab_tile}
+
+
+@contextlib.contextmanager
+def _kernel_errors(section: str) -> Iterator[None]:
+    """Turns a kernel's refusal of a block size into one that names the section."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(section, str(error), "see --helpfull for what each size is") from error

@@ -1,0 +1,77 @@
+"""`--fused_linear_cross_entropy.enable`: the head's matmul and the loss as one op."""
+
+import dataclasses
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from titan.core.config.rewrite import Rule
+from titan.kernels.fused_linear_cross_entropy.api import fused_linear_cross_entropy
+from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles
+from titan.models.layers.cross_entropy import CrossEntropyConfig
+from titan.train.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedCrossEntropyConfig:
+    """Configuration of `FusedCrossEntropy`.
+
+    Attributes:
+      ignore_index: the label of tokens that do not count.
+      z_loss, gradients, tiles, implementation: see `fused_linear_cross_entropy`.
+    """
+
+    ignore_index: int
+    z_loss: float
+    gradients: str
+    tiles: LinearCrossEntropyTiles
+    implementation: str
+
+    def build(self) -> "FusedCrossEntropy":
+        """The module, which has no parameters."""
+        return FusedCrossEntropy(self)
+
+
+class FusedCrossEntropy(nn.Module):
+    """`titan.models.layers.cross_entropy.CrossEntropy` by the fused kernel."""
+
+    def __init__(self, config: FusedCrossEntropyConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, hidden_BTE: Tensor, head: Callable[[Tensor], Tensor], labels_BT: Tensor) -> Tensor:
+        """Returns the float32 scalar loss in nats, the sum over all tokens with a label.
+
+        Args:
+          hidden_BTE: output of the final norm.
+          head: the head's module, or a method of it; what counts is its weight [V, E].
+          labels_BT: integer labels; `ignore_index` where the token does not count.
+        """
+        weight_VE = getattr(head, "__self__", head).weight  # a tied embedding's `project` is a method
+        return fused_linear_cross_entropy(
+            hidden_BTE.to(weight_VE.dtype),
+            weight_VE,
+            labels_BT,
+            ignore_index=self.config.ignore_index,
+            z_loss=self.config.z_loss,
+            gradients=self.config.gradients,
+            tiles=self.config.tiles,
+            implementation=self.config.implementation,
+        )
+
+
+def fused_linear_cross_entropy_rules(config: Config) -> tuple[Rule, ...]:
+    """Replaces the loss where the flag is on."""
+    kernel = config.fused_linear_cross_entropy
+    if not kernel.enable:
+        return ()
+    tiles = LinearCrossEntropyTiles(**kernel.tiles())
+    return (
+        Rule(
+            name="fused_linear_cross_entropy",
+            type=CrossEntropyConfig,
+            replace=lambda node: FusedCrossEntropyConfig(
+                node.ignore_index, kernel.z_loss, kernel.gradients, tiles, kernel.implementation
+            ),
+        ),
+    )

@@ -1,0 +1,66 @@
+"""`--splash_attention_kernel.use_splash_attention_kernel`: the inner attention of every layer by the splash kernel."""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from titan.core.config.rewrite import Rule
+from titan.kernels.splash_attention.api import splash_attention
+from titan.kernels.splash_attention.tiles import SplashTiles
+from titan.models.layers.attention import AttentionMask, MathAttentionConfig, SdpaAttentionConfig
+from titan.train.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashAttentionConfig:
+    """Configuration of `SplashAttention`.
+
+    Attributes:
+      scale: factor of the scores; usually head_dim ** -0.5.
+      tiles: block sizes.
+      implementation: see `splash_attention`.
+    """
+
+    scale: float
+    tiles: SplashTiles
+    implementation: str
+
+    def build(self) -> "SplashAttention":
+        """The module, which has no parameters."""
+        return SplashAttention(self)
+
+
+class SplashAttention(nn.Module):
+    """Causal attention within segments, from the segment ids alone: the [T, T] form of the mask is never computed."""
+
+    def __init__(self, config: SplashAttentionConfig):
+        super().__init__()
+        self.config = config
+
+    def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
+        """Attends from each query to the earlier keys of its segment; returns [B, N, T, D] in the inputs' dtype."""
+        return splash_attention(
+            q_BNTD,
+            k_BKSD,
+            v_BKSD,
+            mask.segment_ids_BT,
+            causal=True,
+            scale=self.config.scale,
+            tiles=self.config.tiles,
+            implementation=self.config.implementation,
+        )
+
+
+def splash_attention_rules(config: Config) -> tuple[Rule, ...]:
+    """Replaces every inner attention where the flag is on."""
+    kernel = config.splash_attention_kernel
+    if not kernel.use_splash_attention_kernel:
+        return ()
+    tiles = SplashTiles(**kernel.tiles())
+    return (
+        Rule(
+            name="splash_attention",
+            type=(MathAttentionConfig, SdpaAttentionConfig),
+            replace=lambda node: SplashAttentionConfig(node.scale, tiles, kernel.implementation),
+        ),
+    )
