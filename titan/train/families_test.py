@@ -1,0 +1,139 @@
+"""The training step of each model family: on devices as on one, and by XLA as by PyTorch."""
+
+import functools
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from titan.core.init import init_plan, sample
+from titan.graph.capture import capture
+from titan.graph.executors.torch import TorchExecutable
+from titan.graph.passes.pipeline import run_passes
+from titan.graph.spmd_check import check_spmd
+from titan.graph.step_graph import StepGraph
+from titan.models.family import ModelConfig
+from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
+from titan.parallel.mesh import MeshSpec
+from titan.parallel.simple_fsdp import ShardingPolicy
+from titan.train.build import PASSES
+from titan.train.config import OptimizerConfig
+from titan.train.state import EXP_AVG, LEARNING_RATE, PARAMS, batch_layouts, parameter_layouts, train_state_layouts
+from titan.train.step import StepBuilder
+
+NUM_DEVICES = 4
+os.environ.setdefault("NPROC", str(4 * NUM_DEVICES))  # see XlaRuntime
+
+import jax  # noqa: E402 (after NPROC)
+
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+
+from titan.graph.executors.xla import abstract_arrays, compile_xla, jax_mesh  # noqa: E402
+
+# 6 experts and 3 are divided by 2 and by nothing, so that of the stacked weights either dim 0 or dim 1 is sharded.
+_SIZES = {"vocab_size": 100, "dim": 32, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+_MOE = {"num_active_experts": 2, "expert_ffn_dim": 24}
+FAMILIES: dict[str, ModelConfig] = {
+    "qwen3_tied": Qwen3Config(**_SIZES, ffn_dim=48, tie_embeddings=True),
+    "qwen3_moe": Qwen3MoeConfig(**_SIZES, **_MOE, num_experts=6),
+    "qwen3_moe_odd": Qwen3MoeConfig(**_SIZES, **_MOE, num_experts=3),
+}
+ONE = MeshSpec((), ())
+FSDP = MeshSpec(("dp_shard",), (2,))
+HSDP = MeshSpec(("dp_replicate", "dp_shard"), (2, 2))
+BATCH, LENGTH = 8, 16
+TOLERANCE = 1e-5  # of the largest value: float32 sums in another order
+
+
+def builder(family: str, mesh: MeshSpec) -> StepBuilder:
+    build = FAMILIES[family].components().build
+    policy = ShardingPolicy(reduce_dtype=torch.float32)
+    return StepBuilder(build, parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), 1.0, 1)
+
+
+@functools.cache
+def batch() -> dict[str, np.ndarray]:
+    """Two documents in each row, and in some rows padding after them."""
+    random = np.random.default_rng(0)
+    index = np.arange(LENGTH)[None]
+    cut, end = random.integers(3, 8, (BATCH, 1)), random.integers(10, LENGTH + 1, (BATCH, 1))
+    tokens = random.integers(0, 100, (BATCH, LENGTH))
+    segment_ids = np.where(index >= end, 0, np.where(index >= cut, 2, 1))
+    arrays = {
+        "tokens": tokens,
+        "labels": np.where(segment_ids > 0, np.roll(tokens, -1, 1), -100),
+        "positions": np.where(index >= cut, index - cut, index),
+        "segment_ids": segment_ids,
+    }
+    return {**{name: array.astype(np.int32)[None] for name, array in arrays.items()}, LEARNING_RATE: np.float32(1e-2)}
+
+
+@functools.cache
+def initial_state(family: str) -> dict[str, np.ndarray]:
+    steps = builder(family, ONE)
+    plan = init_plan(steps.build_model())
+    state = {}
+    for name, layout in train_state_layouts(steps.parameters, ONE).items():
+        fqn = name.removeprefix(PARAMS)
+        state[name] = np.zeros(layout.shape, str(layout.dtype).removeprefix("torch."))
+        if name.startswith(PARAMS):
+            state[name] = np.array(sample(plan[fqn], 0, fqn, layout.shape, "float32"))
+    return state
+
+
+def captured(family: str, mesh: MeshSpec) -> StepGraph:
+    steps = builder(family, mesh)
+    shapes = {name: np.shape(array) for name, array in batch().items()}
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh, steps.policy)
+    graph = capture(steps.train_step, *layouts, mesh)
+    if mesh.num_devices > 1:
+        check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
+    return run_passes(graph, PASSES)[0]
+
+
+@functools.cache
+def run_xla(family: str, mesh: MeshSpec) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
+    """The metrics of three steps on one batch, and the first moments (a tenth of the clipped gradients) after one."""
+    graph = captured(family, mesh)
+    executable = compile_xla(graph, jax.devices())
+    abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
+    state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial_state(family).items()}
+    metrics, first = [], {}
+    for _ in range(3):
+        state, values = executable(state, executable.place(batch()))
+        metrics.append({name: float(value) for name, value in values.items()})
+        first = first or {name: np.asarray(array) for name, array in state.items() if name.startswith(EXP_AVG)}
+    return metrics, first
+
+
+def assert_same_step(got, expected) -> None:
+    for step, expected_step in zip(got[0], expected[0], strict=True):
+        for name, value in expected_step.items():
+            assert abs(step[name] - value) <= TOLERANCE * abs(value), name
+    for name, array in expected[1].items():
+        assert np.abs(array).max() > 0, name
+        assert np.abs(got[1][name] - array).max() <= TOLERANCE * np.abs(array).max(), name
+
+
+@pytest.mark.parametrize(
+    "family, mesh",
+    [("qwen3_tied", FSDP), ("qwen3_moe", HSDP), ("qwen3_moe_odd", FSDP)],
+    ids=["tied_fsdp2", "moe_hsdp4", "moe_odd_fsdp2"],
+)
+def test_a_mesh_equals_one_device(family, mesh):
+    assert_same_step(run_xla(family, mesh), run_xla(family, ONE))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_xla_equals_torch_and_the_loss_falls(family):
+    executable = TorchExecutable(captured(family, ONE), lambda: None)
+    state = {name: torch.from_numpy(array.copy()) for name, array in initial_state(family).items()}
+    arrays = {name: torch.from_numpy(np.array(array)) for name, array in batch().items()}
+    metrics, first = [], {}
+    for _ in range(3):
+        state, values = executable(state, arrays)
+        metrics.append({name: float(value) for name, value in values.items()})
+        first = first or {name: tensor.numpy().copy() for name, tensor in state.items() if name.startswith(EXP_AVG)}
+    assert_same_step(run_xla(family, ONE), (metrics, first))
+    assert metrics[2]["loss"] < metrics[0]["loss"] - 0.1

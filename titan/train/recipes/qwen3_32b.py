@@ -1,0 +1,12 @@
+"""Qwen3 32B (32.76B parameters), 8M tokens a step. Give it `--data.path` and `--tokenizer.path`."""
+
+import sys
+
+from titan.models.qwen3.config import qwen3_32b
+from titan.train.main import main
+from titan.train.recipes.qwen3_pretraining import qwen3_pretraining
+
+RECIPE = qwen3_pretraining(name="qwen3_32b", model=qwen3_32b(), learning_rate=1.5e-4, batch_size=2048)
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE))

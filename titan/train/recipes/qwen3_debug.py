@@ -1,0 +1,12 @@
+"""Qwen3 of 5M parameters on the source of Python's standard library: a trial run that any machine can make."""
+
+import sys
+
+from titan.models.qwen3.config import qwen3_debug
+from titan.train.config import Config
+from titan.train.main import main
+
+RECIPE = Config(name="qwen3_debug", model=qwen3_debug())
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE))
