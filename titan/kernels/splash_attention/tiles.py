@@ -1,0 +1,184 @@
+"""Block sizes of the splash attention kernels: validation, defaults, and what they take of VMEM."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+from titan.kernels.vmem import MIB, check_vmem
+
+LANES = 128
+_SUBLANES = 8
+_DEFAULT_BLOCK = 1024
+_DEFAULT_COMPUTE = 512
+
+# The blocks of queries, keys and keys-per-step of each kernel. Only the dq kernel takes a block of keys in one step.
+PASSES = {
+    "forward": ("sa_block_q", "sa_block_kv", "sa_block_kv_compute"),
+    "dkv": ("sa_block_q_dkv", "sa_block_kv_dkv", "sa_block_kv_dkv_compute"),
+    "dq": ("sa_block_q_dq", "sa_block_kv_dq"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashTiles:
+    """Block sizes in tokens, multiples of 128; 0: from the tuned table for the shape and hardware, else the default.
+
+    Attributes:
+      sa_block_q: queries in a block, forward.
+      sa_block_kv: keys in a block, forward; a multiple of sa_block_kv_compute.
+      sa_block_kv_compute: keys that one step of the forward computes on.
+      sa_block_q_dkv: queries in a block, gradients of keys and values.
+      sa_block_kv_dkv: keys in a block, gradients of keys and values; a multiple of sa_block_kv_dkv_compute.
+      sa_block_kv_dkv_compute: keys that one step of it computes on.
+      sa_block_q_dq: queries in a block, gradient of queries.
+      sa_block_kv_dq: keys in a block, gradient of queries.
+      sa_use_fused_bwd_kernel: "jax" only: the gradient of queries comes out of the kernel for keys and values, one
+        partial sum for each block of keys: fewer FLOPs, and HBM in proportion to T squared.
+      sa_dq_reduction_steps: "tokamax" only, whose backward is always fused: 3 sums the gradient of queries in three
+        buffers of q's dtype; 0 keeps a buffer for each block of keys.
+
+    Raises:
+      ValueError: a size is invalid; the text names the nearest valid ones.
+    """
+
+    sa_block_q: int = 0
+    sa_block_kv: int = 0
+    sa_block_kv_compute: int = 0
+    sa_block_q_dkv: int = 0
+    sa_block_kv_dkv: int = 0
+    sa_block_kv_dkv_compute: int = 0
+    sa_block_q_dq: int = 0
+    sa_block_kv_dq: int = 0
+    sa_use_fused_bwd_kernel: bool = False
+    sa_dq_reduction_steps: int = 0
+
+    def __post_init__(self):
+        for name in itertools.chain.from_iterable(PASSES.values()):
+            _check_multiple(name, getattr(self, name), LANES, "128")
+        for _, block, compute in (PASSES["forward"], PASSES["dkv"]):
+            if getattr(self, block) and getattr(self, compute):
+                _check_multiple(block, getattr(self, block), getattr(self, compute), f"{compute}={{step}}")
+        if self.sa_dq_reduction_steps not in (0, 3):
+            raise ValueError(f"sa_dq_reduction_steps={self.sa_dq_reduction_steps}: the kernel knows 0 and 3 only")
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in dataclasses.asdict(self).items() if value)
+
+
+def table_key(implementation: str, length: int, head_dim: int, dtype: str, causal: bool, window: int) -> str:
+    """Key of the tuned table: what the best block sizes depend on."""
+    mask = f"{'causal' if causal else 'full'}{f'_window{window}' if window else ''}"
+    return f"{implementation}_T{length}_D{head_dim}_{dtype}_{mask}"
+
+
+def resolve(tiles: SplashTiles, length: int, tuned: dict[str, int] | None = None) -> SplashTiles:
+    """Replaces zeros by `tuned` or default sizes, and clips blocks to `length` rounded up to a multiple of 128.
+
+    The default block is 1024, or a smaller one, down to 640, that pads `length` less; a step takes up to 512 keys.
+    """
+    given, tuned = dataclasses.asdict(tiles), tuned or {}
+    longest = _round_up(length, LANES)
+    sizes = {}
+    for block_q, block_kv, *compute in PASSES.values():
+        for block in (block_q, block_kv):
+            sizes[block] = given[block] or tuned.get(block, 0) or _default_block(length)
+        if compute:
+            (step_name,) = compute
+            step = given[step_name] or tuned.get(step_name, 0) or _DEFAULT_COMPUTE
+            if given[step_name] and not given[block_kv]:
+                sizes[block_kv] = _round_up(sizes[block_kv], step)
+            sizes[block_kv] = min(sizes[block_kv], longest)
+            sizes[step_name] = _largest_divisor(sizes[block_kv], step)
+        for block in (block_q, block_kv):
+            sizes[block] = min(sizes[block], longest)
+    return dataclasses.replace(tiles, **sizes)
+
+
+def candidates(kernel_pass: str, length: int) -> Iterator[SplashTiles]:
+    """Block sizes of one kernel ("forward", "dkv", "dq") worth trying at a length; the others are left at 0."""
+    names = PASSES[kernel_pass]
+    longest = _round_up(length, LANES)
+    blocks = sorted({min(longest, size) for size in (256, 512, 1024, 2048, 4096)} | {_default_block(length)})
+    for q, kv in itertools.product(blocks, blocks):
+        if len(names) == 2:
+            yield SplashTiles(**dict(zip(names, (q, kv), strict=True)))
+            continue
+        for step in sorted({_largest_divisor(kv, limit) for limit in (256, 512, 1024, 2048)}):
+            yield SplashTiles(**dict(zip(names, (q, kv, step), strict=True)))
+
+
+def vmem_bytes(kernel_pass: str, tiles: SplashTiles, head_dim: int, itemsize: int, segmented: bool) -> int:
+    """Vector memory that one kernel ("forward", "dkv", "dq") takes, of which `tiles` has its concrete blocks.
+
+    Pallas holds two of each block, that in use and that in flight. The scores of a step, with their mask and
+    derivatives, have the compiler's say; the factors are fitted to what libtpu 0.0.42 used in 60 compiles for v6e, from
+    above: the estimate lies up to a quarter over them.
+
+    Args:
+      head_dim: D.
+      itemsize: bytes of an element of q, k and v.
+      segmented: whether there are segment ids.
+    """
+    q, kv, *steps = (getattr(tiles, name) for name in PASSES[kernel_pass])
+    step = steps[0] if steps else kv
+    row = _round_up(head_dim, LANES)  # of one token, in elements
+    ids = 1 + segmented  # positions of the queries come in the same form
+    if kernel_pass == "forward":
+        blocks = row * itemsize * (2 * q + 2 * kv) + 4 * LANES * q * (1 + ids) + 4 * _SUBLANES * kv * segmented
+        sums = 4 * q * (row + 2 * LANES)
+        scores = 0.95 * 4 * q * max(step, kv - step)  # the steps are unrolled, and share little
+    elif kernel_pass == "dkv":
+        blocks = row * itemsize * (2 * q + 4 * kv) + 4 * _SUBLANES * q * (2 + ids) + 4 * LANES * kv * segmented
+        sums = 4 * kv * 2 * row
+        scores = 1.45 * 4 * q * step
+    else:
+        blocks = row * itemsize * (3 * q + 2 * kv) + 4 * _SUBLANES * 2 * q + 4 * LANES * q * ids
+        sums = 4 * q * row
+        scores = 1.4 * 4 * q * kv
+    return int(2 * blocks + sums + scores) + MIB // 4
+
+
+def check_pass(
+    kernel_pass: str,
+    tiles: SplashTiles,
+    length: int,
+    head_dim: int,
+    itemsize: int,
+    segmented: bool,
+    generation: str,
+) -> None:
+    """Refuses blocks of one kernel that do not fit the vector memory of a TPU generation; see `vmem_bytes`.
+
+    Raises:
+      VmemError: naming the kernel, the need, the budget and the largest blocks that fit.
+    """
+    check_vmem(
+        f"splash attention, {kernel_pass}",
+        SplashTiles(**{name: getattr(tiles, name) for name in PASSES[kernel_pass]}),
+        estimate=lambda other: vmem_bytes(kernel_pass, other, head_dim, itemsize, segmented),
+        alternatives=candidates(kernel_pass, length),
+        generation=generation,
+    )
+
+
+def _check_multiple(name: str, size: int, step: int, of_what: str) -> None:
+    if size >= 0 and size % step == 0:
+        return
+    lower, upper = size // step * step, _round_up(size, step)
+    nearest = f"{lower} or {upper}" if lower > 0 else f"{max(upper, step)}"
+    raise ValueError(f"{name}={size} must be a multiple of {of_what.format(step=step)}: take {nearest}")
+
+
+def _default_block(length: int) -> int:
+    """Of 1024 and the multiples of 128 above its half, the one that pads `length` least; of those the largest."""
+    sizes = range(_DEFAULT_BLOCK, _DEFAULT_BLOCK // 2, -LANES)
+    return min(min(sizes, key=lambda size: _round_up(length, size)), _round_up(length, LANES))
+
+
+def _largest_divisor(block: int, limit: int) -> int:
+    """The largest multiple of 128 that divides `block` and is at most `limit`."""
+    return max(size for size in range(LANES, min(block, limit) + 1, LANES) if block % size == 0)
+
+
+def _round_up(value: int, step: int) -> int:
+    return -(-value // step) * step

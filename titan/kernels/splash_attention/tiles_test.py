@@ -1,0 +1,81 @@
+"""Block sizes: validation, defaults, and the estimate of VMEM."""
+
+import pytest
+
+from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, candidates, check_pass, resolve, vmem_bytes
+from titan.kernels.vmem import MIB, VmemError
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    (
+        ({"sa_block_q": 200}, "sa_block_q=200 must be a multiple of 128: take 128 or 256"),
+        ({"sa_block_kv_dq": 100}, "sa_block_kv_dq=100 must be a multiple of 128: take 128"),
+        ({"sa_block_q_dkv": -128}, "sa_block_q_dkv=-128 must be a multiple of 128: take 128"),
+        (
+            {"sa_block_kv": 1024, "sa_block_kv_compute": 384},
+            "sa_block_kv=1024 must be a multiple of sa_block_kv_compute=384: take 768 or 1152",
+        ),
+        (
+            {"sa_block_kv_dkv": 256, "sa_block_kv_dkv_compute": 512},
+            "sa_block_kv_dkv=256 must be a multiple of sa_block_kv_dkv_compute=512: take 512",
+        ),
+        ({"sa_dq_reduction_steps": 2}, "sa_dq_reduction_steps=2: the kernel knows 0 and 3 only"),
+    ),
+)
+def test_invalid_sizes_are_refused_with_the_nearest_valid_ones(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        SplashTiles(**sizes)
+
+
+def forward_blocks(tiles: SplashTiles) -> tuple[int, ...]:
+    return tuple(getattr(tiles, name) for name in PASSES["forward"])
+
+
+@pytest.mark.parametrize(
+    ("given", "length", "tuned", "expected"),
+    (
+        ({}, 8192, None, (1024, 1024, 512)),
+        ({}, 8192, {"sa_block_q": 512, "sa_block_kv_compute": 1024}, (512, 1024, 1024)),
+        ({"sa_block_q": 2048}, 8192, {"sa_block_q": 512}, (2048, 1024, 512)),
+        ({}, 4608, None, (768, 768, 384)),  # six blocks of 768; five of 1024 would be padded
+        ({}, 300, None, (384, 384, 384)),
+        ({"sa_block_q": 2048, "sa_block_kv": 1024, "sa_block_kv_compute": 256}, 300, None, (384, 384, 128)),
+        ({"sa_block_kv_compute": 768}, 8192, None, (1024, 1536, 768)),
+    ),
+)
+def test_zeros_are_resolved_and_blocks_clipped(given, length, tuned, expected):
+    resolved = resolve(SplashTiles(**given), length, tuned)
+    assert forward_blocks(resolved) == expected
+    assert resolve(resolved, length) == resolved
+
+
+def test_blocks_beyond_the_budget_are_refused():
+    tiles = resolve(SplashTiles(sa_block_q=4096, sa_block_kv=4096), 8192)
+    message = (
+        r"splash attention, forward: sa_block_q=4096 sa_block_kv=4096 sa_block_kv_compute=512 needs [\d.]+ MiB of "
+        r"VMEM, and v6e gives a kernel 32 MiB: the largest that fit are sa_block_q=\d+ "
+    )
+    with pytest.raises(VmemError, match=message):
+        check_pass("forward", tiles, 8192, 128, 2, False, "v6e")
+
+
+@pytest.mark.parametrize("kernel_pass", PASSES)
+def test_default_blocks_fit_and_candidates_are_valid(kernel_pass):
+    check_pass(kernel_pass, resolve(SplashTiles(), 16384), 16384, 128, 2, True, "v6e")
+    for tiles in candidates(kernel_pass, 4608):
+        resolved = resolve(tiles, 4608)
+        assert all(getattr(tiles, name) == getattr(resolved, name) for name in PASSES[kernel_pass])
+
+
+def test_estimate_against_what_the_compiler_used():
+    # libtpu 0.0.42, v6e, bfloat16, head dim 128, causal: MiB.
+    measured = {
+        "forward": {(1024, 1024, 512): 7.1, (2048, 2048, 2048): 25.8, (4096, 1024, 512): 24.9},
+        "dkv": {(1024, 1024, 512): 6.5, (2048, 2048, 2048): 31.2, (1024, 4096, 512): 15.5},
+        "dq": {(1024, 1024): 8.1, (1024, 2048): 15.2},
+    }
+    for kernel_pass, sizes in measured.items():
+        for blocks, used in sizes.items():
+            tiles = SplashTiles(**dict(zip(PASSES[kernel_pass], blocks, strict=True)))
+            assert used <= vmem_bytes(kernel_pass, tiles, 128, 2, segmented=False) / MIB <= 1.25 * used
