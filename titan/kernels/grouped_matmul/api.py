@@ -1,10 +1,10 @@
 """Grouped matmuls for mixture-of-experts layers: every row is multiplied by the weights of the group that owns it.
 
-Shape suffixes: M rows (token copies sorted by expert), K columns of the rows, N columns of the result, G groups (experts).
+Shape suffixes: M rows (token copies sorted by expert), K their columns, N columns of the result, G groups (experts).
 
-Rows of a group follow each other: group g owns the group_sizes_G[g] rows after those of group g - 1. The sizes are known
-only at run time and may be zero. They add up to at most M (it is not checked, because that would wait for the device);
-rows after the last group give zeros and get zero gradients, whatever they hold. Products are summed in float32.
+Rows of a group follow each other: group g owns the group_sizes_G[g] rows after those of group g - 1. The sizes are
+known only at run time and may be zero. They add up to at most M (it is not checked, because that would wait for the
+device); rows after the last group give zeros and get zero gradients, whatever they hold. Sums are taken in float32.
 """
 
 import torch
@@ -103,13 +103,13 @@ def _check(lhs: torch.Tensor, weights: dict[str, torch.Tensor], group_sizes: tor
         raise NotImplementedError(f"lhs_MK has dtype {lhs.dtype}: grouped matmuls take float32 or bfloat16")
     if group_sizes.ndim != 1 or group_sizes.dtype not in (torch.int32, torch.int64):
         raise ValueError(
-            f"group_sizes_G is {group_sizes.dtype} of shape {tuple(group_sizes.shape)}: give int32 or int64 of shape [G]"
+            f"group_sizes_G is {group_sizes.dtype} of shape {tuple(group_sizes.shape)}: give int32 or int64, [G]"
         )
     for name, weight in weights.items():
-        expected = (len(group_sizes), lhs.shape[1])
-        if weight.ndim != 3 or weight.shape[:2] != expected:
+        num_groups, num_k = len(group_sizes), lhs.shape[1]
+        if weight.ndim != 3 or weight.shape[:2] != (num_groups, num_k):
             raise ValueError(
-                f"{name} has shape {tuple(weight.shape)}: lhs_MK and group_sizes_G ask for [{expected[0]}, {expected[1]}, N]"
+                f"{name} has shape {tuple(weight.shape)}: lhs_MK and group_sizes_G ask for [{num_groups}, {num_k}, N]"
             )
         if weight.dtype != lhs.dtype:
             raise ValueError(f"{name} is {weight.dtype} and lhs_MK {lhs.dtype}: cast one to the other's dtype")

@@ -56,8 +56,8 @@ def tokamax_rows_matmul(
     platform = current_target().platform
     if platform != "tpu":
         raise NotImplementedError(
-            f"implementation 'tokamax' of the grouped matmul runs on TPU only, and this is {platform}: its kernel asks the "
-            "device for its tiling; choose 'xla', or 'megablox' or 'mosaic' to interpret one"
+            f"implementation 'tokamax' of the grouped matmul runs on TPU only, and this is {platform}: its kernel asks "
+            "the device for its tiling; choose 'xla', or 'megablox' or 'mosaic' to interpret one"
         )
     from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel import gmm
 

@@ -1,11 +1,13 @@
 """The grouped matmuls as PyTorch custom ops, with every implementation that they have."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
 from titan.kernels.grouped_matmul import libraries, pallas_tpu, xla
-from titan.kernels.grouped_matmul.vjp import blocks_for, grouped_matmul_backward, paired_grouped_matmul_backward
+from titan.kernels.grouped_matmul.tiled_kernels import TILED_KERNELS, TiledKernels, blocks_for
+from titan.kernels.grouped_matmul.vjp import grouped_matmul_backward, paired_grouped_matmul_backward
 from titan.kernels.jax_op import jax_op
 
 _AUTOMATIC = (0, 0, 0)
@@ -46,49 +48,26 @@ def _ragged_dot(
     return libraries.ragged_dot_rows_matmul(lhs, rhs, group_sizes, transpose_rhs=False)
 
 
-@grouped_matmul_op.implementation("megablox", platforms=("tpu",), pallas=True)
-def _megablox(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    *,
-    forward_tiles: tuple[int, ...] = _AUTOMATIC,
-    dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
-    drhs_tiles: tuple[int, ...] = _AUTOMATIC,
-) -> jax.Array:
-    blocks = blocks_for("forward", forward_tiles, lhs, rhs, num_weights=1)
-    return libraries.megablox_rows_matmul(lhs, rhs, group_sizes, tiles=tuple(blocks), transpose_rhs=False)
+def _product_by(kernels: TiledKernels) -> Callable[..., jax.Array]:
+    def product(
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        *,
+        forward_tiles: tuple[int, ...] = _AUTOMATIC,
+        dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
+        drhs_tiles: tuple[int, ...] = _AUTOMATIC,
+    ) -> jax.Array:
+        blocks = blocks_for("forward", forward_tiles, lhs, rhs, num_weights=1)
+        return kernels.rows_matmul(lhs, rhs, group_sizes, tiles=tuple(blocks), transpose_rhs=False)
+
+    return product
 
 
-@grouped_matmul_op.implementation("tokamax")
-def _tokamax(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    *,
-    forward_tiles: tuple[int, ...] = _AUTOMATIC,
-    dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
-    drhs_tiles: tuple[int, ...] = _AUTOMATIC,
-) -> jax.Array:
-    blocks = blocks_for("forward", forward_tiles, lhs, rhs, num_weights=1)
-    return libraries.tokamax_rows_matmul(lhs, rhs, group_sizes, tiles=tuple(blocks), transpose_rhs=False)
-
-
-@grouped_matmul_op.implementation("mosaic", pallas=True)
-def _mosaic(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    *,
-    forward_tiles: tuple[int, ...] = _AUTOMATIC,
-    dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
-    drhs_tiles: tuple[int, ...] = _AUTOMATIC,
-) -> jax.Array:
-    blocks = blocks_for("forward", forward_tiles, lhs, rhs, num_weights=1)
-    (out,) = pallas_tpu.rows_matmul(
-        (lhs,), (rhs,), group_sizes, tiles=tuple(blocks), transpose_weights=False, sum_products=False
+for _kernels in TILED_KERNELS:
+    grouped_matmul_op.implementation(_kernels.name, platforms=_kernels.platforms, pallas=_kernels.interpretable)(
+        _product_by(_kernels)
     )
-    return out
 
 
 @jax_op("titan::paired_grouped_matmul", backward=paired_grouped_matmul_backward)

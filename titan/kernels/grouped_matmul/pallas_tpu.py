@@ -1,4 +1,4 @@
-"""TPU kernels of the grouped matmul, written in Pallas: one body for the forward pass and for the gradient of the rows."""
+"""TPU kernel of the grouped matmul, in Pallas: one body for the forward pass and for the gradient of the rows."""
 
 import functools
 
@@ -61,6 +61,14 @@ def rows_matmul(
         del c, starts, group_ids
         return row_tiles[u], n
 
+    num_column_tiles = pl.cdiv(num_columns, tile_n)
+    cost = pl.CostEstimate(
+        flops=2 * num_rows * num_contracted * num_columns * len(weights),
+        bytes_accessed=sum(x.nbytes for x in lhs) * num_column_tiles
+        + sum(weight.nbytes for weight in weights)
+        + num_out * num_rows * num_columns * lhs[0].dtype.itemsize,
+        transcendentals=0,
+    )
     weight_shape = (None, tile_n, tile_c) if transpose_weights else (None, tile_c, tile_n)
     out = pl.pallas_call(
         functools.partial(
@@ -74,13 +82,14 @@ def rows_matmul(
         out_shape=[jax.ShapeDtypeStruct((num_rows, num_columns), lhs[0].dtype)] * num_out,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(pl.cdiv(num_columns, tile_n), units.num_units, num_c_tiles),
+            grid=(num_column_tiles, units.num_units, num_c_tiles),
             in_specs=[pl.BlockSpec((tile_m, tile_c), lhs_block)] * len(lhs)
             + [pl.BlockSpec(weight_shape, weight_block)] * len(weights),
             out_specs=[pl.BlockSpec((tile_m, tile_n), out_block)] * num_out,
             scratch_shapes=[pltpu.VMEM((tile_m, tile_n), jnp.float32)] * num_out,
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        cost_estimate=cost,
         name="grouped_matmul_transposed" if transpose_weights else "grouped_matmul",
     )(units.group_starts, units.group_ids, units.row_tiles, *lhs, *weights)
     return tuple(out)

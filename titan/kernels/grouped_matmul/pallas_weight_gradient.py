@@ -50,18 +50,26 @@ def weight_gradients(
         del starts, row_tiles
         return group_ids[u], k, n
 
+    tiles_k, tiles_n = pl.cdiv(num_k, tile_k), pl.cdiv(num_n, tile_n)
+    cost = pl.CostEstimate(
+        flops=2 * num_rows * num_k * num_n * len(grads),
+        bytes_accessed=lhs.nbytes * tiles_n
+        + sum(grad.nbytes * tiles_k + num_groups * num_k * num_n * grad.dtype.itemsize for grad in grads),
+        transcendentals=0,
+    )
     out = pl.pallas_call(
         functools.partial(_kernel, num_grads=len(grads)),
         out_shape=[jax.ShapeDtypeStruct((num_groups, num_k, num_n), grad.dtype) for grad in grads],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
-            grid=(pl.cdiv(num_n, tile_n), pl.cdiv(num_k, tile_k), units.num_units),
+            grid=(tiles_n, tiles_k, units.num_units),
             in_specs=[pl.BlockSpec((tile_m, tile_k), lhs_block)]
             + [pl.BlockSpec((tile_m, tile_n), grad_block)] * len(grads),
             out_specs=[pl.BlockSpec((None, tile_k, tile_n), out_block)] * len(grads),
             scratch_shapes=[pltpu.VMEM((tile_k, tile_n), jnp.float32)] * len(grads),
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
+        cost_estimate=cost,
         name="grouped_matmul_weight_gradient",
     )(units.group_starts, units.group_ids, units.row_tiles, lhs, *grads)
     return tuple(out)

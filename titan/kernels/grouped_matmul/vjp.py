@@ -1,11 +1,12 @@
 """Gradients of the grouped matmuls: rows by the transposed weights, weights by the transposed rows."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 
 from titan.kernels.grouped_matmul import libraries, pallas_tpu, pallas_weight_gradient, xla
-from titan.kernels.grouped_matmul.tiles import Blocks, Kernel, Problem, resolve
+from titan.kernels.grouped_matmul.tiled_kernels import TILED_KERNELS, TiledKernels, blocks_for
 from titan.kernels.jax_op import jax_op
 
 
@@ -22,15 +23,6 @@ class PairedGradients(NamedTuple):
     lhs: jax.Array
     gate_weight: jax.Array
     up_weight: jax.Array
-
-
-def blocks_for(
-    kernel: Kernel, given: tuple[int, ...], lhs: jax.Array, weight: jax.Array, *, num_weights: int
-) -> Blocks:
-    """The blocks to run a kernel with; see `tiles.resolve`."""
-    num_groups, num_k, num_n = weight.shape
-    problem = Problem(lhs.shape[0], num_k, num_n, num_groups, num_weights, lhs.dtype.itemsize)
-    return resolve(kernel, given, problem)
 
 
 @jax_op("titan::grouped_matmul_backward", backward=None)
@@ -63,52 +55,28 @@ def _ragged_dot(
     return Gradients(dlhs, libraries.ragged_dot_weight_gradient(lhs, grad_out, group_sizes))
 
 
-@grouped_matmul_backward.implementation("megablox", platforms=("tpu",), pallas=True)
-def _megablox(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    grad_out: jax.Array,
-    *,
-    dlhs_tiles: tuple[int, ...],
-    drhs_tiles: tuple[int, ...],
-) -> Gradients:
-    tile_m, tile_k, tile_n = blocks_for("dlhs", dlhs_tiles, lhs, rhs, num_weights=1)
-    drhs_blocks = blocks_for("drhs", drhs_tiles, lhs, rhs, num_weights=1)
-    dlhs = libraries.megablox_rows_matmul(
-        grad_out, rhs, group_sizes, tiles=(tile_m, tile_n, tile_k), transpose_rhs=True
+def _gradients_by(kernels: TiledKernels) -> Callable[..., Gradients]:
+    def gradients(
+        lhs: jax.Array,
+        rhs: jax.Array,
+        group_sizes: jax.Array,
+        grad_out: jax.Array,
+        *,
+        dlhs_tiles: tuple[int, ...],
+        drhs_tiles: tuple[int, ...],
+    ) -> Gradients:
+        tile_m, tile_k, tile_n = blocks_for("dlhs", dlhs_tiles, lhs, rhs, num_weights=1)
+        drhs_blocks = blocks_for("drhs", drhs_tiles, lhs, rhs, num_weights=1)
+        dlhs = kernels.rows_matmul(grad_out, rhs, group_sizes, tiles=(tile_m, tile_n, tile_k), transpose_rhs=True)
+        return Gradients(dlhs, kernels.weight_gradient(lhs, grad_out, group_sizes, tiles=drhs_blocks))
+
+    return gradients
+
+
+for _kernels in TILED_KERNELS:
+    grouped_matmul_backward.implementation(_kernels.name, platforms=_kernels.platforms, pallas=_kernels.interpretable)(
+        _gradients_by(_kernels)
     )
-    return Gradients(dlhs, libraries.megablox_weight_gradient(lhs, grad_out, group_sizes, tiles=drhs_blocks))
-
-
-@grouped_matmul_backward.implementation("tokamax")
-def _tokamax(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    grad_out: jax.Array,
-    *,
-    dlhs_tiles: tuple[int, ...],
-    drhs_tiles: tuple[int, ...],
-) -> Gradients:
-    tile_m, tile_k, tile_n = blocks_for("dlhs", dlhs_tiles, lhs, rhs, num_weights=1)
-    drhs_blocks = blocks_for("drhs", drhs_tiles, lhs, rhs, num_weights=1)
-    dlhs = libraries.tokamax_rows_matmul(grad_out, rhs, group_sizes, tiles=(tile_m, tile_n, tile_k), transpose_rhs=True)
-    return Gradients(dlhs, libraries.tokamax_weight_gradient(lhs, grad_out, group_sizes, tiles=drhs_blocks))
-
-
-@grouped_matmul_backward.implementation("mosaic", pallas=True)
-def _mosaic(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    grad_out: jax.Array,
-    *,
-    dlhs_tiles: tuple[int, ...],
-    drhs_tiles: tuple[int, ...],
-) -> Gradients:
-    dlhs, drhs = _mosaic_gradients(lhs, (rhs,), group_sizes, (grad_out,), dlhs_tiles, drhs_tiles)
-    return Gradients(dlhs, *drhs)
 
 
 @jax_op("titan::paired_grouped_matmul_backward", backward=None)
@@ -141,24 +109,15 @@ def _paired_mosaic(
     dlhs_tiles: tuple[int, ...],
     drhs_tiles: tuple[int, ...],
 ) -> PairedGradients:
-    dlhs, drhs = _mosaic_gradients(
-        lhs, (gate_weight, up_weight), group_sizes, (grad_gate, grad_up), dlhs_tiles, drhs_tiles
-    )
-    return PairedGradients(dlhs, *drhs)
-
-
-def _mosaic_gradients(
-    lhs: jax.Array,
-    weights: tuple[jax.Array, ...],
-    group_sizes: jax.Array,
-    grads: tuple[jax.Array, ...],
-    dlhs_tiles: tuple[int, ...],
-    drhs_tiles: tuple[int, ...],
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    num_weights = len(weights)
-    tile_m, tile_k, tile_n = blocks_for("dlhs", dlhs_tiles, lhs, weights[0], num_weights=num_weights)
-    drhs_blocks = blocks_for("drhs", drhs_tiles, lhs, weights[0], num_weights=num_weights)
+    grads = (grad_gate, grad_up)
+    tile_m, tile_k, tile_n = blocks_for("dlhs", dlhs_tiles, lhs, gate_weight, num_weights=2)
+    drhs_blocks = blocks_for("drhs", drhs_tiles, lhs, gate_weight, num_weights=2)
     (dlhs,) = pallas_tpu.rows_matmul(
-        grads, weights, group_sizes, tiles=(tile_m, tile_n, tile_k), transpose_weights=True, sum_products=True
+        grads,
+        (gate_weight, up_weight),
+        group_sizes,
+        tiles=(tile_m, tile_n, tile_k),
+        transpose_weights=True,
+        sum_products=True,
     )
-    return dlhs, pallas_weight_gradient.weight_gradients(lhs, grads, group_sizes, tiles=drhs_blocks)
+    return PairedGradients(dlhs, *pallas_weight_gradient.weight_gradients(lhs, grads, group_sizes, tiles=drhs_blocks))

@@ -1,7 +1,7 @@
 """The schedule of a grouped matmul on TPU: which row tile and which group each step works on.
 
-Groups end anywhere, tiles end at multiples of `tile_m`, and both are fixed only at run time, so the schedule is computed
-on the device and handed to the kernel as prefetched scalars. The idea is that of MegaBlocks (https://arxiv.org/abs/2211.15841).
+Tiles end at multiples of `tile_m`, groups end anywhere and only at run time, so the schedule is computed on the device
+and handed to the kernel as prefetched scalars. The idea is that of MegaBlocks (https://arxiv.org/abs/2211.15841).
 """
 
 from typing import NamedTuple
