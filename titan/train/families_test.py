@@ -1,4 +1,4 @@
-"""The training step of each model family: on devices as on one, and by XLA as by PyTorch."""
+"""The model families in training: the step on devices as on one and by XLA as by PyTorch, weights of another family."""
 
 import functools
 import os
@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from titan.core.checkpoint import CheckpointConfig
+from titan.core.config.validate import ConfigError
 from titan.core.init import init_plan, sample
 from titan.graph.capture import capture
 from titan.graph.executors.torch import TorchExecutable
@@ -14,11 +16,13 @@ from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
 from titan.models.family import ModelConfig
+from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.build import PASSES
-from titan.train.config import OptimizerConfig
+from titan.train.config import Config, OptimizerConfig
+from titan.train.hf_weights import check_hf
 from titan.train.state import EXP_AVG, LEARNING_RATE, PARAMS, batch_layouts, parameter_layouts, train_state_layouts
 from titan.train.step import StepBuilder
 
@@ -137,3 +141,41 @@ def test_xla_equals_torch_and_the_loss_falls(family):
         first = first or {name: tensor.numpy().copy() for name, tensor in state.items() if name.startswith(EXP_AVG)}
     assert_same_step(run_xla(family, ONE), (metrics, first))
     assert metrics[2]["loss"] < metrics[0]["loss"] - 0.1
+
+
+def saved(config: ModelConfig, folder) -> str:
+    config.hf().save_hf(
+        {n: torch.zeros(p.shape) for n, p in config.components().build().named_parameters()}, config, folder
+    )
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    "theirs, ours, message",
+    [
+        (
+            "qwen3_tied",
+            "qwen3_moe",
+            "--checkpoint.load_hf: the weights in {} are those of a Qwen3Config, the model is a ",
+        ),
+        (
+            "qwen3_moe",
+            "qwen3_tied",
+            "--checkpoint.load_hf: the weights in {} are those of a Qwen3MoeConfig, the model ",
+        ),
+        ("qwen3_moe", "qwen3_moe_odd", "--model.num_experts: 3 is not the 6 of the weights in {}; give --model.num_"),
+        (
+            "qwen3_moe",
+            "llama3",
+            "--checkpoint.load_hf: {}/config.json: model_type is 'qwen3_moe', a Llama 3 has 'llama'",
+        ),
+        ("llama3", "qwen3_moe", "--checkpoint.load_hf: {}/config.json: model_type is 'llama', a Qwen3 has 'qwen3' or "),
+    ],
+)
+def test_weights_of_another_model_are_refused(theirs, ours, message, tmp_path):
+    models = {**FAMILIES, "llama3": Llama3Config(**_SIZES, ffn_dim=48)}
+    folder = saved(models[theirs], tmp_path)
+    check_hf(Config(model=models[theirs], checkpoint=CheckpointConfig(load_hf=folder)))
+    with pytest.raises(ConfigError) as error:
+        check_hf(Config(model=models[ours], checkpoint=CheckpointConfig(load_hf=folder)))
+    assert str(error.value).startswith(message.format(folder)) and "\n" not in str(error.value)
