@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from titan.kernels.grouped_matmul.op import grouped_matmul_op, paired_grouped_matmul_op
-from titan.kernels.grouped_matmul.tiles import Problem, default_blocks, vmem_bytes
+from titan.kernels.grouped_matmul.tiles import KERNELS, Problem, default_blocks, vmem_bytes
 from titan.kernels.jax_op import JaxOp
 from titan.kernels.kernel_case import KernelCase
 
@@ -106,10 +106,7 @@ def _sizes(shape: ExpertShape) -> jax.ShapeDtypeStruct:
 
 def _most_vmem(shape: ExpertShape, num_k: int, num_n: int, num_weights: int, generation: str) -> int:
     problem = Problem(shape.num_rows, num_k, num_n, shape.num_experts, num_weights, itemsize=2)
-    return max(
-        vmem_bytes(kernel, default_blocks(kernel, problem, generation), problem)
-        for kernel in ("forward", "dlhs", "drhs")
-    )
+    return max(vmem_bytes(kernel, default_blocks(kernel, problem, generation), problem) for kernel in KERNELS)
 
 
 def _ideal_bytes(shape: ExpertShape, num_k: int, num_n: int, num_weights: int) -> float:

@@ -1,5 +1,6 @@
 """Compiles with the real Mosaic compiler, at the shape of 8192 tokens x top-8 of 128 experts."""
 
+import re
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 from titan.kernels.grouped_matmul.arg_specs import REAL, aot_cases, forward_and_backward
 from titan.kernels.grouped_matmul.op import grouped_matmul_op
+from titan.kernels.grouped_matmul.tuning import tuning_cases
 from titan.kernels.kernel_case import KernelCase
 from titan.kernels.tpu_compile import TpuProgram, compile_for_tpu
 from titan.kernels.vmem import MIB
@@ -53,3 +55,15 @@ def test_dims_that_blocks_do_not_divide_compile(implementation: str) -> None:
     run = forward_and_backward(grouped_matmul_op, implementation)
     args = (spec(1000, 200), spec(5, 200, 72), spec(5, dtype=jnp.int32), spec(1000, 72))
     compile_for_tpu(run, *args, generation="v6e")
+
+
+@pytest.mark.parametrize("kernel", ["grouped_matmul", "paired_grouped_matmul"])
+def test_tuning_cases_compile_under_the_names_they_give(kernel: str) -> None:
+    tuned = [case for case in tuning_cases("v6e") if case.kernel == kernel][:3]
+    assert [case.pass_name for case in tuned] == ["forward", "dlhs", "drhs"]
+    for case in tuned:
+        program = compile_for_tpu(case.build(case.candidates[0]), *case.args, generation="v6e")
+        kernels = re.findall(
+            r"%([\w]+)[\w.]* = [^\n]*custom_call_target=\"tpu_custom_call\"", program.compiled.as_text()
+        )
+        assert kernels == [case.hlo_name]

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from titan.kernels.target import current_target
 from titan.kernels.tile_table import lookup
@@ -14,6 +14,7 @@ _MULTIPLES = (16, _LANES, _LANES)  # of rows, those in a bfloat16 register
 _ROW_TILES = (128, 256, 512, 1024)
 
 Kernel = Literal["forward", "dlhs", "drhs"]
+KERNELS: tuple[Kernel, ...] = get_args(Kernel)
 
 
 class Blocks(NamedTuple):
@@ -89,6 +90,11 @@ def check_blocks(name: str, blocks: tuple[int, ...]) -> None:
             raise ValueError(f"{name} tiles have {dim}={size}: it must be a multiple of {multiple}, or 0 for automatic")
 
 
+def table_names(kernel: Kernel) -> tuple[str, str, str]:
+    """The names of a kernel's blocks in the tile table."""
+    return f"{kernel}_tile_m", f"{kernel}_tile_k", f"{kernel}_tile_n"
+
+
 def resolve(kernel: Kernel, given: tuple[int, ...], problem: Problem) -> Blocks:
     """The block sizes to run with on the current target.
 
@@ -100,7 +106,7 @@ def resolve(kernel: Kernel, given: tuple[int, ...], problem: Problem) -> Blocks:
     generation = current_target().generation
     tuned = None if all(given) else lookup(problem.kernel, generation, problem.key)
     if tuned is not None:
-        given = tuple(size or tuned.get(f"{kernel}_{dim}", 0) for dim, size in zip(Blocks._fields, given, strict=True))
+        given = tuple(size or tuned.get(name, 0) for name, size in zip(table_names(kernel), given, strict=True))
     blocks = Blocks(*given) if all(given) else default_blocks(kernel, problem, generation, given)
     check_vmem(
         f"{problem.kernel} {kernel}",
@@ -184,6 +190,12 @@ def hbm_bytes(kernel: Kernel, blocks: Blocks, problem: Problem) -> int:
     else:
         elements = rows * tiles_n + columns * tiles_k + matrix * groups
     return elements * problem.itemsize
+
+
+def num_steps(blocks: Blocks, problem: Problem) -> int:
+    """Grid steps of any of the kernels when each group boundary splits a row tile."""
+    units = -(-problem.num_rows // blocks.tile_m) + problem.num_groups
+    return units * -(-problem.num_k // blocks.tile_k) * -(-problem.num_n // blocks.tile_n)
 
 
 def _equal_parts(size: int) -> list[int]:
