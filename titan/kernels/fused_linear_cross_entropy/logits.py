@@ -39,6 +39,7 @@ def for_each_tile(length: int, tile: int, body: Callable[[jax.Array | int, int, 
 
     The rest is a smaller tile of its own rather than a padded one, so that nothing is copied or masked.
     """
-    carry = lax.fori_loop(0, length // tile, lambda i, carried: body(i * tile, tile, carried), carry)
-    rest = length % tile
+    num_whole, rest = divmod(length, tile)
+    if num_whole:  # the body of a loop is traced even if it never runs, and this one's slice might not fit
+        carry = lax.fori_loop(0, num_whole, lambda i, carried: body(i * tile, tile, carried), carry)
     return body(length - rest, rest, carry) if rest else carry

@@ -7,9 +7,9 @@ running maximum, sum and label logit, which stay in VMEM over all vocabulary blo
 The block is held transposed, [vocabulary, tokens]: reductions over the vocabulary are then sums of vector registers
 rather than within them, and all that belongs to tokens is a row.
 
-The backward pass is XLA's. A kernel for it would have to compute the logits twice (once for each gradient, five
-matrix multiplications instead of four), or hold both a float32 gradient of hidden in HBM and blocks of all of the
-embedding dim in VMEM, which 16384 does not allow.
+The backward pass keeps XLA's matmuls. A kernel of its own would have to compute the logits twice (once for each
+gradient, five matrix multiplications instead of four), or hold blocks of all of the embedding dim in VMEM, float32
+gradients included, which 16384 does not allow.
 """
 
 import functools
@@ -104,25 +104,22 @@ def _statistics_kernel(
         sum_ref[...] = jnp.zeros_like(sum_ref)
         hit_ref[...] = jnp.zeros_like(hit_ref)
 
-    scores = contract(weight_ref[...], hidden_ref[...], 1, 1)
-
     @pl.when(embed_block == 0)
     def _start_block():
-        scores_ref[...] = scores
+        scores_ref[...] = contract(weight_ref[...], hidden_ref[...], 1, 1)
 
     @pl.when(embed_block > 0)
     def _add():
-        scores_ref[...] += scores
+        scores_ref[...] += contract(weight_ref[...], hidden_ref[...], 1, 1)
 
     @pl.when(embed_block == pl.num_programs(2) - 1)
     def _reduce_block():
         labels = labels_ref[...]
-        chunk = min(EPILOGUE_ROWS, block_v)
 
         def reduce_rows(i, carry):
             running_max, running_sum, hit = carry
-            start = pl.multiple_of(i * chunk, chunk)
-            logits = cap(scores_ref[pl.ds(start, chunk), :], scale, soft_cap)
+            start = pl.multiple_of(i * EPILOGUE_ROWS, EPILOGUE_ROWS)
+            logits = cap(scores_ref[pl.ds(start, EPILOGUE_ROWS), :], scale, soft_cap)
             entries = vocab_block * block_v + start + lax.broadcasted_iota(jnp.int32, logits.shape, 0)
             if vocab % block_v:
                 logits = jnp.where(entries < vocab, logits, -jnp.inf)
@@ -132,7 +129,7 @@ def _statistics_kernel(
             return new_max, running_sum * jnp.exp(running_max - new_max) + exponentials, hit
 
         max_ref[...], sum_ref[...], hit_ref[...] = lax.fori_loop(
-            0, block_v // chunk, reduce_rows, (max_ref[...], sum_ref[...], hit_ref[...])
+            0, block_v // EPILOGUE_ROWS, reduce_rows, (max_ref[...], sum_ref[...], hit_ref[...])
         )
 
     @pl.when((vocab_block == pl.num_programs(1) - 1) & (embed_block == pl.num_programs(2) - 1))

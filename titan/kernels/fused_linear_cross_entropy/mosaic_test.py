@@ -1,0 +1,64 @@
+"""Fused linear cross-entropy compiled by the real TPU compilers, at shapes of real models."""
+
+import functools
+
+import jax
+import pytest
+
+from titan.kernels.fused_linear_cross_entropy.arg_specs import LARGE, LossShape, aot_cases, by_vocabulary_tiles
+from titan.kernels.fused_linear_cross_entropy.tiles import candidates, vmem_bytes
+from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
+from titan.kernels.tpu_compile import compile_for_tpu
+from titan.kernels.vmem import VmemError
+
+MIB = 2**20
+GENERATIONS = ["v6e", "tpu7x"]
+
+
+def statistics(shape: LossShape, **attributes):
+    return functools.partial(logits_statistics.jax, scale=shape.scale, soft_cap=shape.soft_cap, **attributes)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("shape", LARGE[1:3], ids=str)
+def test_the_forward_kernel_needs_no_hbm_besides_its_results(shape: LossShape, generation: str) -> None:
+    program = compile_for_tpu(statistics(shape), *shape.args(), generation=generation)
+    assert "tpu_custom_call" in program.compiled.as_text()
+    assert program.temp_bytes < MIB
+
+
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+def test_the_largest_blocks_that_the_estimate_allows_compile(generation: str) -> None:
+    shape = LARGE[2]
+    blocks = max(candidates(shape.embed_dim, 2, generation), key=lambda tiles: vmem_bytes(tiles, 2))
+    sizes = {name: getattr(blocks, name) for name in ("block_tokens", "block_vocab", "block_embed")}
+    compile_for_tpu(statistics(shape, **sizes), *shape.args(), generation=generation)
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_forward_and_backward_hold_little_more_than_one_float32_gradient_of_hidden(generation: str) -> None:
+    shape = LARGE[2]
+    program = compile_for_tpu(functools.partial(by_vocabulary_tiles, shape), *shape.args(), generation=generation)
+    assert program.temp_bytes < 1.5 * 4 * shape.num_tokens * shape.embed_dim < shape.logits_bytes / 8
+
+
+def test_blocks_beyond_the_vmem_are_refused_with_the_largest_that_fit() -> None:
+    shape = LARGE[0]
+    with pytest.raises(VmemError, match=r"fused_linear_cross_entropy: .*the largest that fit are"):
+        compile_for_tpu(statistics(shape, block_tokens=4096, block_vocab=4096), *shape.args(), generation="v6e")
+
+
+def test_an_embedding_block_must_divide_the_dim() -> None:
+    shape = LARGE[2]
+    with pytest.raises(ValueError, match="block_embed is 1024, and the embedding dim 6656: choose 128, 256, 512, "):
+        compile_for_tpu(statistics(shape, block_embed=1024), *shape.args(), generation="v6e")
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_cases_for_the_benchmark_can_be_traced(generation: str) -> None:
+    cases = aot_cases(generation)
+    assert len({case.name for case in cases}) == len(cases)
+    for case in cases:
+        results = [jax.eval_shape(function, *case.args) for function in (case.fused, case.unfused) if function]
+        assert all(result == results[0] for result in results)
+        assert case.vmem_bytes <= 32 * MIB
