@@ -1,24 +1,25 @@
 """Attention in plain XLA operations with O(T) memory: for CPU, and wherever there is no kernel.
 
-One head of one sequence at a time, a block of queries against the keys that the mask lets any of them see, all in
-float32. Blocks and key ranges are static, so masked-out work is never done, and the backward pass computes the scores
-again from the saved logsumexp (FlashAttention, https://arxiv.org/abs/2205.14135).
+One head at a time, a block of queries against a block of keys, in float32. Blocks that the mask empties are not
+visited; softmax runs along with its maximum and sum, and the backward pass computes the scores again from the saved
+logsumexp (FlashAttention, https://arxiv.org/abs/2205.14135). On CPU the scores of a pair of blocks stay in the cache.
 
-N query heads, K key/value heads, G = N / K query heads that share one, T tokens, D head dim.
+N query heads, K key/value heads, G = N / K query heads that share one, T tokens, D head dim; I blocks of P queries and
+J blocks of S keys, where I P and J S are at least T.
 """
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from titan.kernels.splash_attention.mask import PositionMask
 
-# Measured on CPU: a block's scores then stay in the cache, and the operations are large enough for all threads.
+# Largest blocks; measured on CPU.
 _QUERY_BLOCK = 256
-_MAX_BLOCKS = 32  # each is a piece of program of its own
+_KEY_BLOCK = 512
 
 
 class Attention(NamedTuple):
@@ -36,14 +37,6 @@ class Gradients(NamedTuple):
     v: jax.Array
 
 
-class _Block(NamedTuple):
-    """Queries `rows` against the keys `keys`; `visible` [rows, keys] is None if they all see each other."""
-
-    rows: slice
-    keys: slice
-    visible: jax.Array | None
-
-
 def attention(
     q: jax.Array,
     k: jax.Array,
@@ -57,26 +50,39 @@ def attention(
     scale: float,
 ) -> Attention:
     """Forward pass; the arguments are those of `titan.kernels.splash_attention.api.splash_attention`."""
-    mask = PositionMask(causal, window).within(q.shape[2])
+    plan = _Plan(q.shape[2], PositionMask(causal, window))
 
-    def head(q_TD: jax.Array, k_TD: jax.Array, v_TD: jax.Array, segments: tuple) -> Attention:
-        q_TD = q_TD.astype(jnp.float32) * scale
-        blocks = []
-        for block in _blocks(mask, q_TD.shape[0], *segments):
-            scores = _capped(_dot(q_TD[block.rows], k_TD[block.keys].T), soft_cap)
-            if block.visible is not None:
-                scores = jnp.where(block.visible, scores, -jnp.inf)
-            highest = jnp.max(scores, axis=1, keepdims=True)
-            highest = jnp.where(highest == -jnp.inf, 0.0, highest)  # a row that sees no key
-            weights = jnp.exp(scores - highest)
-            total = jnp.sum(weights, axis=1, keepdims=True)
-            out = _dot(weights, v_TD[block.keys]) / jnp.where(total == 0.0, 1.0, total)
-            blocks.append(Attention(out.astype(q.dtype), (highest + jnp.log(total))[:, 0]))
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *blocks)
+    def kv_head(q_GTD, k_TD, v_TD, segments) -> Attention:
+        k_JSD, v_JSD = plan.key_blocks(k_TD), plan.key_blocks(v_TD)
 
-    def kv_head(q_GTD: jax.Array, k_TD: jax.Array, v_TD: jax.Array, segments: tuple) -> Attention:
-        k_TD, v_TD = k_TD.astype(jnp.float32), v_TD.astype(jnp.float32)
-        return lax.map(lambda q_TD: head(q_TD, k_TD, v_TD, segments), q_GTD)
+        def query_block(arguments) -> Attention:
+            i, begin, end, q_PD = arguments
+
+            def step(j, state):
+                highest_P1, total_P1, out_PD = state
+                scores_PS = _capped(_dot(q_PD, k_JSD[j].T), soft_cap)
+                scores_PS = plan.masked(scores_PS, i, j, segments)
+                # Finite, so that a row that sees no key yet gets weights of 0 and not NaN.
+                new_highest_P1 = jnp.maximum(highest_P1, jnp.max(scores_PS, axis=1, keepdims=True))
+                weights_PS = jnp.exp(scores_PS - new_highest_P1)
+                decay_P1 = jnp.exp(highest_P1 - new_highest_P1)
+                return (
+                    new_highest_P1,
+                    total_P1 * decay_P1 + jnp.sum(weights_PS, axis=1, keepdims=True),
+                    out_PD * decay_P1 + _dot(weights_PS, v_JSD[j]),
+                )
+
+            zeros_P1 = jnp.zeros((q_PD.shape[0], 1))
+            state = (zeros_P1 + float(np.finfo(np.float32).min), zeros_P1, jnp.zeros_like(q_PD))
+            highest_P1, total_P1, out_PD = lax.fori_loop(begin, end, step, state)
+            out_PD = out_PD / jnp.where(total_P1 == 0.0, 1.0, total_P1)
+            return Attention(out_PD.astype(q.dtype), (highest_P1 + jnp.log(total_P1))[:, 0])
+
+        group, num_blocks = q_GTD.shape[0], plan.num_query_blocks
+        per_block = (np.arange(num_blocks), plan.first_key_block, plan.end_key_block)
+        q_blocks = plan.query_blocks(q_GTD.astype(jnp.float32) * scale)
+        blocks = lax.map(query_block, (*(np.tile(x, group) for x in per_block), q_blocks))
+        return jax.tree.map(lambda x: plan.unblocked(x, group), blocks)
 
     return _ungrouped(_over_kv_heads(kv_head, (_grouped(q, k), k, v), segment_ids, kv_segment_ids))
 
@@ -97,70 +103,127 @@ def attention_backward(
     scale: float,
 ) -> Gradients:
     """Backward pass, given inputs, results and the gradient of `out`."""
-    mask = PositionMask(causal, window).within(q.shape[2])
+    plan = _Plan(q.shape[2], PositionMask(causal, window))
 
-    def head(sums, per_query_head, k_TD, v_TD, segments):
-        q_TD, out_TD, grad_TD = (x.astype(jnp.float32) for x in per_query_head[:3])
-        q_TD = q_TD * scale
-        logsumexp_T1 = per_query_head[3][:, None]
+    def kv_head(q_GTD, out_GTD, grad_GTD, logsumexp_GT, k_TD, v_TD, segments) -> Gradients:
+        group = q_GTD.shape[0]
+        out_GTD, grad_GTD = out_GTD.astype(jnp.float32), grad_GTD.astype(jnp.float32)
         # The gradient of a softmax row is weights * (grad - sum(weights * grad)); this is that sum.
-        mean_T1 = jnp.sum(out_TD * grad_TD, axis=1, keepdims=True)
-        grad_k_DT, grad_v_DT = sums
-        grad_q = []
-        for block in _blocks(mask, q_TD.shape[0], *segments):
-            rows, keys = block.rows, block.keys
-            scores = _capped(_dot(q_TD[rows], k_TD[keys].T), soft_cap)
-            exponents = scores - logsumexp_T1[rows]
-            if block.visible is not None:
-                exponents = jnp.where(block.visible, exponents, -jnp.inf)
-            weights = jnp.exp(exponents)
-            grad_scores = weights * (_dot(grad_TD[rows], v_TD[keys].T) - mean_T1[rows])
-            if soft_cap:
-                grad_scores = grad_scores * (1.0 - jnp.square(scores / soft_cap))
-            grad_q.append((_dot(grad_scores, k_TD[keys]) * scale).astype(q.dtype))
-            # Transposed, because XLA's CPU matmul is several times slower where the large operand must be transposed.
-            grad_k_DT = grad_k_DT.at[:, keys].add(_dot(q_TD[rows].T, grad_scores))
-            grad_v_DT = grad_v_DT.at[:, keys].add(_dot(grad_TD[rows].T, weights))
-        return (grad_k_DT, grad_v_DT), jnp.concatenate(grad_q)
+        mean_GT = jnp.sum(out_GTD * grad_GTD, axis=2)
+        q_blocks = plan.query_blocks(q_GTD.astype(jnp.float32) * scale)
+        grad_blocks, mean_blocks, logsumexp_blocks = map(plan.query_blocks, (grad_GTD, mean_GT, logsumexp_GT))
 
-    def kv_head(q_GTD, out_GTD, grad_GTD, logsumexp_GT, k_TD, v_TD, segments):
-        k_TD, v_TD = k_TD.astype(jnp.float32), v_TD.astype(jnp.float32)
-        sums, grad_q_GTD = lax.scan(
-            lambda sums, per_query_head: head(sums, per_query_head, k_TD, v_TD, segments),
-            (jnp.zeros_like(k_TD.T), jnp.zeros_like(v_TD.T)),
-            (q_GTD, out_GTD, grad_GTD, logsumexp_GT),
-        )
-        return grad_q_GTD, *(total_DT.T.astype(k.dtype) for total_DT in sums)
+        def key_block(grad_q_blocks, arguments):
+            j, begin, end, k_SD, v_SD = arguments
+
+            def step(g, i, state):
+                grad_q_blocks, grad_k_DS, grad_v_DS = state
+                block = g * plan.num_query_blocks + i
+                q_PD, grad_PD = q_blocks[block], grad_blocks[block]
+                scores_PS = _capped(_dot(q_PD, k_SD.T), soft_cap)
+                exponents_PS = plan.masked(scores_PS - logsumexp_blocks[block][:, None], i, j, segments)
+                weights_PS = jnp.exp(exponents_PS)
+                grad_scores_PS = weights_PS * (_dot(grad_PD, v_SD.T) - mean_blocks[block][:, None])
+                if soft_cap:
+                    grad_scores_PS = grad_scores_PS * (1.0 - jnp.square(scores_PS / soft_cap))
+                # Transposed sums, because XLA's CPU matmul is slow where the large operand must be transposed.
+                return (
+                    grad_q_blocks.at[block].add(_dot(grad_scores_PS, k_SD)),
+                    grad_k_DS + _dot(q_PD.T, grad_scores_PS),
+                    grad_v_DS + _dot(grad_PD.T, weights_PS),
+                )
+
+            def query_head(g, state):
+                return lax.fori_loop(begin, end, lambda i, state: step(g, i, state), state)
+
+            state = (grad_q_blocks, jnp.zeros_like(k_SD.T), jnp.zeros_like(v_SD.T))
+            grad_q_blocks, grad_k_DS, grad_v_DS = lax.fori_loop(0, group, query_head, state)
+            return grad_q_blocks, (grad_k_DS.T, grad_v_DS.T)
+
+        per_block = (np.arange(plan.num_key_blocks), plan.first_query_block, plan.end_query_block)
+        keys_and_values = (plan.key_blocks(k_TD), plan.key_blocks(v_TD))
+        grad_q_blocks, sums = lax.scan(key_block, jnp.zeros_like(q_blocks), (*per_block, *keys_and_values))
+        grad_k_TD, grad_v_TD = (plan.unblocked(x, 1)[0].astype(k.dtype) for x in sums)
+        return Gradients((plan.unblocked(grad_q_blocks, group) * scale).astype(q.dtype), grad_k_TD, grad_v_TD)
 
     per_query_head = [_grouped(x, k) for x in (q, out, grad_out, logsumexp)]
-    grad_q, grad_k, grad_v = _over_kv_heads(kv_head, (*per_query_head, k, v), segment_ids, kv_segment_ids)
-    return Gradients(_ungrouped(grad_q), grad_k, grad_v)
+    gradients = _over_kv_heads(kv_head, (*per_query_head, k, v), segment_ids, kv_segment_ids)
+    return gradients._replace(q=_ungrouped(gradients.q))
+
+
+class _Plan:
+    """How a sequence is cut into blocks, and which pairs of them the mask lets through at all.
+
+    Query block i sees the key blocks `first_key_block[i]` to `end_key_block[i]`, exclusive; key block j is seen by the
+    query blocks `first_query_block[j]` to `end_query_block[j]`.
+    """
+
+    def __init__(self, length: int, mask: PositionMask):
+        self.length, self.mask = length, mask.within(length)
+        self.num_query_blocks, self.query_size = _even_blocks(length, _QUERY_BLOCK)
+        self.num_key_blocks, self.key_size = _even_blocks(length, _KEY_BLOCK)
+        begins = range(0, length, self.query_size)
+        ranges = np.array(
+            [self.mask.key_range(begin, min(length, begin + self.query_size), length) for begin in begins]
+        )
+        self.first_key_block = ranges[:, 0] // self.key_size
+        self.end_key_block = -(-ranges[:, 1] // self.key_size)
+        j = np.arange(self.num_key_blocks)
+        seen_IJ = (self.first_key_block[:, None] <= j) & (j < self.end_key_block[:, None])
+        self.first_query_block = seen_IJ.argmax(axis=0)
+        self.end_query_block = self.num_query_blocks - seen_IJ[::-1].argmax(axis=0)
+
+    def query_blocks(self, x: jax.Array) -> jax.Array:
+        """[G, T, ...] to [G I, P, ...], the end padded with zeros."""
+        padded = self.num_query_blocks * self.query_size
+        x = jnp.pad(x, [(0, 0), (0, padded - self.length), *[(0, 0)] * (x.ndim - 2)])
+        return x.reshape(-1, self.query_size, *x.shape[2:])
+
+    def key_blocks(self, x_TD: jax.Array) -> jax.Array:
+        """[T, D] to [J, S, D] in float32, the end padded with zeros."""
+        padded = self.num_key_blocks * self.key_size
+        x_TD = jnp.pad(x_TD.astype(jnp.float32), ((0, padded - self.length), (0, 0)))
+        return x_TD.reshape(-1, self.key_size, x_TD.shape[1])
+
+    def unblocked(self, x: jax.Array, group: int) -> jax.Array:
+        """[group * blocks, size, ...] to [group, T, ...]: undoes `query_blocks` or `key_blocks`."""
+        x = x.reshape(group, -1, *x.shape[2:])
+        return x[:, : self.length]
+
+    def masked(self, scores_PS: jax.Array, i: jax.Array, j: jax.Array, segments) -> jax.Array:
+        """Scores of query block i and key block j, with -inf where a query does not see a key."""
+        num_queries, num_keys = scores_PS.shape
+        queries_P1 = i * num_queries + jnp.arange(num_queries)[:, None]
+        keys_S = j * num_keys + jnp.arange(num_keys)
+        conditions = [self.mask.visible(queries_P1, keys_S)]
+        if self.num_key_blocks * num_keys > self.length and not self.mask.causal:
+            conditions.append(keys_S < self.length)
+        if segments is not None:
+            ids_T, kv_ids_T = segments
+            conditions.append(jnp.take(ids_T, queries_P1, mode="clip") == jnp.take(kv_ids_T, keys_S, mode="clip"))
+        for visible in conditions:
+            if visible is not None:
+                scores_PS = jnp.where(visible, scores_PS, -jnp.inf)
+        return scores_PS
+
+
+def _even_blocks(length: int, largest: int) -> tuple[int, int]:
+    """Number and size of the blocks, of one size, that cover `length` and pad it least."""
+    num_blocks = -(-length // largest)
+    return num_blocks, -(-length // num_blocks)
 
 
 def _over_kv_heads(function, arrays, segment_ids, kv_segment_ids):
-    """Calls `function(*arrays, (segment_ids, kv_segment_ids))` for each sequence and key/value head in turn."""
-    if segment_ids is not None and kv_segment_ids is None:
-        kv_segment_ids = segment_ids
+    """Calls `function(*arrays, segments)` for each sequence and key/value head in turn."""
+    segments = None
+    if segment_ids is not None:
+        segments = (segment_ids, segment_ids if kv_segment_ids is None else kv_segment_ids)
 
     def sequence(arguments):
         arrays, segments = arguments
         return lax.map(lambda per_head: function(*per_head, segments), arrays)
 
-    return lax.map(sequence, (arrays, (segment_ids, kv_segment_ids)))
-
-
-def _blocks(
-    mask: PositionMask, length: int, segment_ids: jax.Array | None, kv_segment_ids: jax.Array | None
-) -> Iterator[_Block]:
-    size = max(_QUERY_BLOCK, -(-length // _MAX_BLOCKS))
-    for begin in range(0, length, size):
-        end = min(length, begin + size)
-        first_key, end_key = mask.key_range(begin, end, length)
-        visible = mask.visible(jnp.arange(begin, end)[:, None], jnp.arange(first_key, end_key))
-        if segment_ids is not None:
-            same = segment_ids[begin:end, None] == kv_segment_ids[first_key:end_key]
-            visible = same if visible is None else visible & same
-        yield _Block(slice(begin, end), slice(first_key, end_key), visible)
+    return lax.map(sequence, (arrays, segments))
 
 
 def _dot(a: jax.Array, b: jax.Array) -> jax.Array:
