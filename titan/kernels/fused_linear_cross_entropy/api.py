@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from titan.kernels.fused_linear_cross_entropy import pallas_tpu  # noqa: F401  (registers the implementation "mosaic")
-from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles
+from titan.kernels.fused_linear_cross_entropy.tiles import LANES, LinearCrossEntropyTiles
 from titan.kernels.fused_linear_cross_entropy.token_tiles import loss_with_gradients
 from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
 
@@ -61,7 +61,8 @@ def fused_linear_cross_entropy(
       gradients: see `Gradients`. Where no gradient is needed (`torch.no_grad`), none is computed either way.
       tiles: sizes of the tiles; they change memory and speed, and no result beyond rounding.
       implementation: of the logits' statistics with gradients="backward": "auto", "xla" or "mosaic" (TPU kernel;
-        elsewhere interpreted). "auto" is "mosaic" on TPU. gradients="forward" has only "xla".
+        elsewhere interpreted). "auto" is "mosaic" on TPU if E is a multiple of 128, else "xla"; gradients="forward" has
+        only "xla".
 
     Returns:
       A float32 scalar: a sum, no mean.
@@ -97,6 +98,8 @@ def fused_linear_cross_entropy(
             z_loss=z_loss,
             token_tile=tiles.token_tile,
         ).out
+    if implementation == "auto" and weight_VE.shape[1] % LANES:
+        implementation = "xla"  # which keeps such a weight column by column in HBM; the kernel would have it copied
     logsumexp_M, label_logit_M = logits_statistics(
         hidden_ME,
         weight_VE,

@@ -101,7 +101,7 @@ def test_loss_and_gradients_equal_the_reference(way: dict[str, str], case: Case)
 @all_ways
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_many_tiles_with_everything_at_once(way: dict[str, str], dtype: torch.dtype) -> None:
-    check(Case(301, 256, 523, dtype, 0.2, True, 0.5, 4.0, 1e-3), way)
+    check(Case(301, 256, 528, dtype, 0.2, True, 0.5, 4.0, 1e-3), way)
 
 
 @all_ways
@@ -141,13 +141,17 @@ def test_leading_dims_are_flattened() -> None:
 
 
 class _TitanOps(TorchDispatchMode):
+    """Records names and implementations of the kernels that are called."""
+
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
+        self.implementations: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "titan":
             self.names.append(func._schema.name)
+            self.implementations.append((kwargs or {}).get("implementation", "auto"))
         return func(*args, **(kwargs or {}))
 
 
@@ -161,6 +165,14 @@ def test_without_gradients_only_the_statistics_are_computed(gradients: str) -> N
         fused_linear_cross_entropy(hidden.clone().requires_grad_(), weight, labels, gradients=gradients)
     assert constants.names == evaluation.names == ["titan::linear_cross_entropy_statistics"]
     torch.testing.assert_close(loss, right, rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.parametrize(("embed_dim", "implementation"), [(96, "xla"), (128, "auto")])
+def test_the_automatic_choice_heeds_the_embedding_dim(embed_dim: int, implementation: str) -> None:
+    hidden, weight, labels, _ = Case(4, embed_dim, 9).arrays()
+    with _TitanOps() as ops:
+        fused_linear_cross_entropy(hidden, weight, labels)
+    assert ops.implementations == [implementation]
 
 
 @pytest.mark.parametrize("implementation", ["xla", "mosaic"])

@@ -42,6 +42,13 @@ def test_forward_and_backward_hold_little_more_than_one_float32_gradient_of_hidd
     assert program.temp_bytes < 1.5 * 4 * shape.num_tokens * shape.embed_dim < shape.logits_bytes / 8
 
 
+@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize("shape", [LossShape(300, 256, 1001), LossShape(7, 100, 37)], ids=str)
+def test_odd_shapes_compile(shape: LossShape, generation: str) -> None:
+    program = compile_for_tpu(functools.partial(by_vocabulary_tiles, shape), *shape.args(), generation=generation)
+    assert "tpu_custom_call" in program.compiled.as_text()
+
+
 def test_blocks_beyond_the_vmem_are_refused_with_the_largest_that_fit() -> None:
     shape = LARGE[0]
     with pytest.raises(VmemError, match=r"fused_linear_cross_entropy: .*the largest that fit are"):

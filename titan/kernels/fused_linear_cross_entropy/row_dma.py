@@ -17,8 +17,17 @@ _SCALAR = pl.BlockSpec(memory_space=pltpu.SMEM)
 _IN_HBM = pl.BlockSpec(memory_space=pl.ANY)
 
 
+def can_move_rows(matrix: jax.Array) -> bool:
+    """Whether the kernels take a matrix: its last rows fill a tile of memory, and XLA keeps it row by row.
+
+    Where the columns are no multiple of 128, XLA keeps the matrix column by column to save padding, and each kernel
+    would convert all of it.
+    """
+    return matrix.shape[0] % 16 == 0 and matrix.shape[1] % LANES == 0
+
+
 def read_rows(matrix: jax.Array, start: jax.Array | int, size: int) -> jax.Array:
-    """Rows [start, start + size) of a matrix; `start` is a multiple of 128."""
+    """Rows [start, start + size) of a matrix that `can_move_rows` takes; `start` is a multiple of 128."""
 
     def kernel(start_ref, matrix_ref, rows_ref, semaphore):
         rows = pl.ds(pl.multiple_of(start_ref[0], LANES), size)

@@ -55,9 +55,9 @@ def logits_statistics_backward_mosaic(
     soft_cap: float,
     vocab_tile: int,
 ) -> Gradients:
-    """The same, but on tpu7x the rows of weight and of its gradient are moved by DMA: see `row_dma`."""
+    """The same, but on tpu7x rows of weight and of its gradient are moved by DMA where they can be: see `row_dma`."""
     rows = {}
-    if current_target().generation in ("tpu7x", ""):  # "": the interpreter
+    if current_target().generation in ("tpu7x", "") and row_dma.can_move_rows(weight_VE):  # "": the interpreter
         rows = {"read_rows": row_dma.read_rows, "write_rows": row_dma.write_rows}
     tensors = hidden_ME, weight_VE, labels_M, logsumexp_M, grad_logsumexp_M, grad_label_logit_M
     return _by_tiles(*tensors, scale=scale, soft_cap=soft_cap, vocab_tile=vocab_tile, **rows)
