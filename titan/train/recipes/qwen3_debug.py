@@ -3,10 +3,10 @@
 import sys
 
 from titan.models.qwen3.config import qwen3_debug
-from titan.train.config import Config
+from titan.train.config import Config, TrainingConfig
 from titan.train.main import main
 
-RECIPE = Config(name="qwen3_debug", model=qwen3_debug())
+RECIPE = Config(name="qwen3_debug", model=qwen3_debug(), training=TrainingConfig(steps=200))
 
 if __name__ == "__main__":
     sys.exit(main(RECIPE))
