@@ -30,3 +30,28 @@ class KernelCase:
     flops: float
     hbm_bytes: float
     vmem_bytes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class TuningCase:
+    """One Pallas kernel at one shape, to find its best block sizes.
+
+    Attributes:
+      kernel: the name of the tile table.
+      key: the shape's key in the table.
+      pass_name: which of the kernel's passes this is, such as "forward"; passes of one key share its entry.
+      args: abstract arguments of the functions.
+      candidates: block sizes to try, as the table stores them, each within the VMEM budget.
+      build: from block sizes to the JAX function of `args` that runs the pass.
+      hlo_name: the kernel's name in the compiled program.
+      num_steps: from block sizes to the number of grid steps that compute.
+    """
+
+    kernel: str
+    key: str
+    pass_name: str
+    args: tuple[jax.ShapeDtypeStruct, ...]
+    candidates: tuple[dict[str, int], ...]
+    build: Callable[[dict[str, int]], Callable[..., Any]]
+    hlo_name: str
+    num_steps: Callable[[dict[str, int]], int]

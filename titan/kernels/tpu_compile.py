@@ -19,6 +19,14 @@ _USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","o
 _SMALLEST_SLICE = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
 
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v6e-4",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class TpuProgram:
     """A program for one device, and what the compiler says of it.
@@ -61,9 +69,11 @@ def tpu_device(generation: str) -> jax.Device:
 
 @functools.cache
 def _device(generation: str) -> jax.Device:
-    # Else libtpu asks the cloud's metadata server for the machine's TPUs, and locks itself to one process.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    if jax.default_backend() != "tpu":
+        # Else libtpu asks the cloud's metadata server for this machine's TPUs, complains that there are none, and locks
+        # itself to one process. What it is told here does not matter: the topology says what to compile for.
+        for name, value in _NO_TPU.items():
+            os.environ.setdefault(name, value)
     from jax.experimental import topologies
 
     return topologies.get_topology_desc(_SMALLEST_SLICE[generation], platform="tpu").devices[0]

@@ -246,6 +246,17 @@ class Config:
     fused_linear_cross_entropy: FusedLinearCrossEntropyConfig = option(
         FusedLinearCrossEntropyConfig(), "Head and loss as one op that never holds all logits."
     )
+    use_grouped_mm: bool = option(
+        False, "Experts by grouped matmuls, each row with its own expert's weights, rather than by a loop."
+    )
+    use_pallas_paired_grouped_mm: bool = option(
+        False, "As use_grouped_mm, with gate and up projection as one kernel that reads the rows once."
+    )
+    grouped_mm_implementation: str = option(
+        "auto",
+        "Of the grouped matmuls. auto: on TPU Pallas kernels, elsewhere xla. xla: a loop over blocks of rows.",
+        choices=("auto", "mosaic", "xla"),
+    )
 
     def validate(self) -> None:
         """Raises ConfigError where sections contradict one another. Touches no device."""
@@ -253,6 +264,7 @@ class Config:
         self._check_schedule()
         self._check_execution()
         self._check_sizes()
+        self._check_experts()
         if self.parallelism.num_devices:
             self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))
 
@@ -331,6 +343,17 @@ class Config:
                 "tokenizer.vocab_size",
                 f"{self.tokenizer.vocab_size} token ids do not fit model.vocab_size={self.model.vocab_size}",
                 "give a smaller vocabulary, or a larger --model.vocab_size",
+            )
+
+    def _check_experts(self) -> None:
+        flags = [name for name in ("use_grouped_mm", "use_pallas_paired_grouped_mm") if getattr(self, name)]
+        if len(flags) == 2:
+            raise ConfigError(flags[0], f"{flags[1]} is on too, and both compute the experts", "give one of the two")
+        if flags and not hasattr(self.model, "num_experts"):
+            raise ConfigError(
+                flags[0],
+                f"{type(self.model).__name__.removesuffix('Config')} has no experts to compute",
+                "leave it out, or train a mixture of experts such as qwen3_moe_debug",
             )
 
     def _check_batch(self, parallelism: ParallelismConfig) -> None:

@@ -1,4 +1,4 @@
-"""Builds and tests a second workspace that depends on //titan/parallel:simple_fsdp alone."""
+"""Builds and tests a second workspace that depends on //titan/parallel:simple_fsdp or on one kernel, and on no more."""
 
 import os
 import pathlib
@@ -51,6 +51,13 @@ titan_test(
     srcs = ["pytest_test.py"],
     deps = ["@titan//titan/parallel:simple_fsdp"],
 )
+
+py_test(
+    name = "kernel_test",
+    srcs = ["kernel_test.py"],
+    legacy_create_init = 0,
+    deps = ["@titan//titan/kernels/splash_attention:api"],
+)
 """,
     # Nothing else of titan may come along.
     "app/plain_test.py": """\
@@ -61,6 +68,20 @@ import titan.parallel.simple_fsdp
 assert titan.parallel.simple_fsdp.__file__
 assert importlib.util.find_spec("titan.core") is None
 assert importlib.util.find_spec("titan.train") is None
+""",
+    "app/kernel_test.py": """\
+import importlib.util
+
+import torch
+
+from titan.kernels.splash_attention.api import splash_attention
+
+q, k, v = torch.randn(3, 1, 2, 40, 16, requires_grad=True).unbind()
+out = splash_attention(q, k, v, causal=True, scale=0.25)
+expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+for found in ("titan.core", "titan.graph", "titan.parallel", "titan.kernels.grouped_matmul"):
+    assert importlib.util.find_spec(found) is None, found
 """,
     "app/pytest_test.py": """\
 from titan.parallel import simple_fsdp
@@ -109,7 +130,14 @@ def app(tmp_path):
     subprocess.run(["chmod", "-R", "u+w", pathlib.Path(tmp_path)], check=False)
 
 
-def test_a_workspace_that_depends_on_simple_fsdp_alone(app):
-    result = app("test", "--jobs=1", "--test_output=errors", "--test_env=OMP_NUM_THREADS=1", "//...")
+def test_a_workspace_that_depends_on_single_targets(app):
+    result = app(
+        "test",
+        "--jobs=1",
+        "--test_output=errors",
+        "--test_env=OMP_NUM_THREADS=1",
+        "--test_env=JAX_PLATFORMS=cpu",
+        "//...",
+    )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "2 tests pass" in result.stdout + result.stderr
+    assert "3 tests pass" in result.stdout + result.stderr

@@ -92,6 +92,7 @@ def define_flags(default: Any) -> flags.FlagValues:
         flags.DEFINE_bool(name, False, _COMMANDS[name], flag_values=values)
     for leaf in _root_leaves(default):
         flags.DEFINE(_LeafParser(leaf), leaf.path, leaf.value, leaf.help, flag_values=values)
+        values[leaf.path].boolean = leaf.type is bool  # it need not be followed by a value
     for name, section in _sections(default):
         section_leaves = list(leaves(section, name))
         config_flags.DEFINE_config_dataclass(

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from titan.kernels.kernel_case import TuningCase
 from titan.kernels.splash_attention.api import splash_attention_op
-from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, candidates, check_pass, resolve, table_key
+from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, TileShape, candidates, check_pass, resolve, table_key
 from titan.kernels.vmem import VmemError
 
 _HLO_NAMES = {
-    "forward": "splash_mha_fwd_residuals",
-    "dkv": "splash_mha_dkv_no_residuals",
-    "dq": "splash_mha_dq_no_residuals",
+    "forward": "splash_mha_fwd_segmented_residuals",
+    "dkv": "splash_mha_dkv_segmented_no_residuals",
+    "dq": "splash_mha_dq_segmented_no_residuals",
 }
 _HEAD_DIM = 128
 # One query head and its key/value head: heads are a dim of the grid, and change no block.
@@ -50,10 +50,11 @@ def _arguments(length: int, *, backward: bool) -> tuple[jax.ShapeDtypeStruct, ..
 
 
 def _fitting(kernel_pass: str, length: int, generation: str) -> Iterator[dict[str, int]]:
+    shape = TileShape(length, _HEAD_DIM, itemsize=2, segmented=True, soft_capped=False, generation=generation)
     for tiles in candidates(kernel_pass, length):
-        resolved = resolve(tiles, length)
+        resolved = resolve(tiles, shape)
         try:
-            check_pass(kernel_pass, resolved, length, _HEAD_DIM, 2, True, generation)
+            check_pass(kernel_pass, resolved, shape)
         except VmemError:
             continue
         yield {name: getattr(resolved, name) for name in PASSES[kernel_pass]}

@@ -15,8 +15,8 @@ def qwen3_pretraining(
     """The first stage of pre-training (Yang et al., 2025, arXiv:2505.09388, section 3.2): 30T tokens at length 4096.
 
     The report gives no learning rates and batch sizes. Rates here are those that Llama 3 has at a like size; bfloat16
-    with a float32 state, 2,000 steps of warm-up, and a cosine to a tenth of the peak rate. Attention and loss are
-    kernels: at these sizes scores and logits would not fit.
+    with a float32 state, 2,000 steps of warm-up, and a cosine to a tenth of the peak rate. Attention, loss and
+    experts are kernels: at these sizes scores and logits would not fit.
 
     Args:
       name: of the run.
@@ -37,4 +37,5 @@ def qwen3_pretraining(
         checkpoint=CheckpointConfig(interval=1000),
         splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
+        use_pallas_paired_grouped_mm=isinstance(model, Qwen3MoeConfig),
     )

@@ -8,6 +8,7 @@ import pytest
 
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
+from titan.models.qwen3.config import Qwen3MoeConfig
 from titan.train.build import build, components
 from titan.train.config import Config
 from titan.train.runtime_xla import XlaRuntime
@@ -20,7 +21,6 @@ FLAGS = (
     "--model.dim=32",
     "--model.num_heads=4",
     "--model.num_kv_heads=2",
-    "--model.ffn_dim=64",
     "--model.vocab_size=300",
     "--tokenizer.vocab_size=300",
     "--training.sequence_length=150",
@@ -30,6 +30,9 @@ FLAGS = (
 )
 SPLASH = "--splash_attention_kernel.use_splash_attention_kernel"
 FUSED_LOSS = "--fused_linear_cross_entropy.enable"
+GROUPED = "--use_grouped_mm"
+MOE = "a model with experts"
+PAIRED = "--use_pallas_paired_grouped_mm"
 
 
 @functools.cache
@@ -38,7 +41,8 @@ def _runtime() -> XlaRuntime:
 
 
 def _config(*flags: str) -> Config:
-    return parse(["test", *FLAGS, *flags], Config())
+    recipe = Config(model=Qwen3MoeConfig(head_dim=16)) if {GROUPED, PAIRED, MOE} & {*flags} else Config()
+    return parse(["test", *FLAGS, *(flag for flag in flags if flag != MOE)], recipe)
 
 
 def _batches() -> list[dict[str, np.ndarray]]:
@@ -57,7 +61,7 @@ def _batches() -> list[dict[str, np.ndarray]]:
                 "labels": labels,
                 "positions": np.broadcast_to(np.arange(150, dtype=np.int32), shape).copy(),
                 "segment_ids": segment_ids,
-                LEARNING_RATE: np.float32(1e-2),
+                LEARNING_RATE: np.float32(1e-3),
             }
         )
     return batches
@@ -82,16 +86,18 @@ def _losses(*flags: str) -> tuple[tuple[float, ...], frozenset[str]]:
         ((SPLASH,), {"splash_attention", "splash_attention_backward"}),
         ((FUSED_LOSS,), {"linear_cross_entropy_statistics", "linear_cross_entropy_statistics_backward"}),
         ((FUSED_LOSS, "--fused_linear_cross_entropy.gradients=forward"), {"linear_cross_entropy_with_gradients"}),
-        ((SPLASH, FUSED_LOSS, "--model.tie_embeddings", "--fused_linear_cross_entropy.vocab_tile=128"), None),
+        ((SPLASH, FUSED_LOSS, "--model.tie_embeddings", "--fused_linear_cross_entropy.vocab_tile=128"), set()),
+        ((GROUPED,), {"grouped_matmul", "grouped_matmul_backward", "apply_route_scores"}),
+        ((PAIRED,), {"paired_grouped_matmul", "paired_grouped_matmul_backward", "apply_route_scores_backward"}),
     ],
-    ids=["splash", "fused_loss", "fused_loss_forward", "both_tied"],
+    ids=["splash", "fused_loss", "fused_loss_forward", "both_tied", "grouped", "paired"],
 )
 def test_losses_are_those_without_the_kernel(flags, kernels):
-    base = tuple(flag for flag in flags if flag.startswith("--model"))
+    base = (MOE,) if {GROUPED, PAIRED} & {*flags} else tuple(flag for flag in flags if flag.startswith("--model"))
     expected, none = _losses(*base)
     losses, found = _losses(*flags)
     assert none == frozenset()
-    assert kernels is None or kernels <= found
+    assert found and kernels <= found
     assert np.isfinite(losses).all()
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
@@ -115,6 +121,8 @@ def test_a_kernel_takes_nothing_but_its_own_nodes():
             + ("--fused_linear_cross_entropy.implementation=mosaic",),
             "mosaic computes gradients in the backward pass only",
         ),
+        (("--use_grouped_mm=true",), "use_grouped_mm: Llama3 has no experts to compute.*qwen3_moe_debug"),
+        ((GROUPED, PAIRED), "both compute the experts"),
         ((SPLASH, "--splash_attention_kernel.implementation=cuda"), "splash_attention_kernel.implementation"),
     ],
 )

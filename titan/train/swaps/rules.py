@@ -9,9 +9,14 @@ from collections.abc import Callable, Sequence
 from titan.core.config.rewrite import Rule
 from titan.train.config import Config
 from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entropy_rules
+from titan.train.swaps.grouped_experts import grouped_experts_rules
 from titan.train.swaps.splash_attention import splash_attention_rules
 
-SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (splash_attention_rules, fused_linear_cross_entropy_rules)
+SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (
+    splash_attention_rules,
+    fused_linear_cross_entropy_rules,
+    grouped_experts_rules,
+)
 """The swaps that a configuration may ask for. Two that would replace the same node are an error, in any order."""
 
 

@@ -1,0 +1,74 @@
+"""`--use_grouped_mm` and `--use_pallas_paired_grouped_mm`: the experts of every layer by grouped matmuls."""
+
+import dataclasses
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from titan.core.config.rewrite import Rule
+from titan.kernels.grouped_matmul.api import grouped_matmul, paired_grouped_matmul
+from titan.kernels.route_scores.api import apply_route_scores
+from titan.models.layers.moe import LoopExpertsConfig
+from titan.train.config import Config
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedExpertsConfig:
+    """Configuration of `GroupedExperts`.
+
+    Attributes:
+      reference: the node that this one takes the place of, with the sizes and initialisers of the weights.
+      paired: gate and up projection as one kernel that reads the rows once; otherwise a grouped matmul each.
+      implementation: of the grouped matmuls.
+    """
+
+    reference: LoopExpertsConfig
+    paired: bool
+    implementation: str
+
+    def build(self) -> "GroupedExperts":
+        """The module, on the current default device."""
+        return GroupedExperts(self)
+
+
+class GroupedExperts(nn.Module):
+    """`titan.models.layers.moe.LoopExperts` by grouped matmuls: each row meets its own expert's weights alone."""
+
+    def __init__(self, config: GroupedExpertsConfig):
+        super().__init__()
+        reference = config.reference.build()
+        self.paired = config.paired
+        self.implementation = config.implementation
+        self.w1, self.w2, self.w3 = reference.w1, reference.w2, reference.w3
+        self.param_init = reference.param_init
+
+    def forward(self, rows_RE: Tensor, group_sizes_X: Tensor, weights_R: Tensor) -> Tensor:
+        """As `LoopExperts.forward`."""
+        w1_XEF, w2_XFE, w3_XEF = self.w1, self.w2, self.w3
+        rows_RE = rows_RE.to(w1_XEF.dtype)
+        if self.paired:
+            gate_RF, up_RF = paired_grouped_matmul(
+                rows_RE, w1_XEF, w3_XEF, group_sizes_X, implementation=self.implementation
+            )
+        else:
+            gate_RF = self._product(rows_RE, w1_XEF, group_sizes_X)
+            up_RF = self._product(rows_RE, w3_XEF, group_sizes_X)
+        out_RE = self._product(F.silu(gate_RF) * up_RF, w2_XFE, group_sizes_X)
+        return apply_route_scores(out_RE, weights_R)
+
+    def _product(self, lhs: Tensor, rhs: Tensor, group_sizes_X: Tensor) -> Tensor:
+        return grouped_matmul(lhs, rhs, group_sizes_X, implementation=self.implementation)
+
+
+def grouped_experts_rules(config: Config) -> tuple[Rule, ...]:
+    """Replaces the experts of every layer where one of the flags is on."""
+    paired = config.use_pallas_paired_grouped_mm
+    if not paired and not config.use_grouped_mm:
+        return ()
+    return (
+        Rule(
+            name="grouped_experts",
+            type=LoopExpertsConfig,
+            replace=lambda node: GroupedExpertsConfig(node, paired, config.grouped_mm_implementation),
+        ),
+    )
