@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from titan.kernels.kernel_case import KernelCase
 from titan.kernels.splash_attention.api import splash_attention_op
 from titan.kernels.splash_attention.mask import PositionMask
-from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, resolve, vmem_bytes
+from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, TileShape, resolve, vmem_bytes
 from titan.kernels.splash_attention.vjp import splash_attention_backward
 
 
@@ -107,8 +107,9 @@ def kernel_case(
     pairs = PositionMask(spec.causal, spec.window).num_visible(spec.length)
     q_bytes, k_bytes = (x.size * x.dtype.itemsize for x in (q, k))
     logsumexp_bytes = 4 * q.size // spec.head_dim
-    sizes = resolve(tiles, spec.length)
     segmented = spec.segments != "none"
+    shape = TileShape(spec.length, spec.head_dim, 2, segmented or not spec.causal, bool(spec.soft_cap), generation)
+    sizes = resolve(tiles, shape)
     return KernelCase(
         kernel="splash_attention",
         name=spec.name,
@@ -119,7 +120,7 @@ def kernel_case(
         flops=6 * 2 * spec.batch_size * spec.num_heads * spec.head_dim * pairs,
         # Forward reads q, k, v and writes out; backward reads these and grad_out, and writes three gradients.
         hbm_bytes=6 * q_bytes + 6 * k_bytes + 2 * logsumexp_bytes,
-        vmem_bytes=max(vmem_bytes(kernel_pass, sizes, spec.head_dim, 2, segmented) for kernel_pass in PASSES),
+        vmem_bytes=max(vmem_bytes(kernel_pass, sizes, shape) for kernel_pass in PASSES),
     )
 
 

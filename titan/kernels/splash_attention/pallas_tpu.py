@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from titan.kernels.splash_attention.mask import PositionMask
-from titan.kernels.splash_attention.tiles import SplashTiles, check_pass, resolve, table_key
+from titan.kernels.splash_attention.tiles import SplashTiles, TileShape, check_pass, resolve, table_key
 from titan.kernels.splash_attention.xla import Attention, Gradients
 from titan.kernels.target import current_target
 from titan.kernels.tile_table import lookup
@@ -57,7 +57,7 @@ def attention(
       VmemError: the blocks do not fit the target's vector memory.
     """
     length = q.shape[2]
-    tiles = _tiles(kernel, q, k, segment_ids, causal, window, tiles, passes=("forward",))
+    tiles = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes=("forward",))
     problem = _problem(length, causal, window, soft_cap, tiles, [tiles.sa_block_q], [tiles.sa_block_kv])
     segments = _segments(problem, q.shape[0], length, segment_ids, kv_segment_ids)
     forward = {"jax": _jax_forward, "tokamax": _tokamax_forward}[kernel]
@@ -97,7 +97,7 @@ def attention_backward(
     length = q.shape[2]
     fused = kernel == "tokamax" or tiles.sa_use_fused_bwd_kernel
     passes = ("dkv",) if fused else ("dkv", "dq")
-    tiles = _tiles(kernel, q, k, segment_ids, causal, window, tiles, passes)
+    tiles = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes)
     blocks_q, blocks_kv = [tiles.sa_block_q_dkv], [tiles.sa_block_kv_dkv]
     if not fused:
         blocks_q.append(tiles.sa_block_q_dq)
@@ -126,14 +126,18 @@ def _over_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arrays: jax.lax.map(lambda sequence: function(*sequence), arrays)
 
 
-def _tiles(kernel, q, k, segment_ids, causal, window, tiles, passes) -> SplashTiles:
+def _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes) -> SplashTiles:
     """Concrete sizes for the target, which they fit."""
     length, head_dim = q.shape[2:]
     generation = current_target().generation
+    # A mask that is not causal may get segment ids from padding.
+    shape = TileShape(
+        length, head_dim, q.dtype.itemsize, segment_ids is not None or not causal, bool(soft_cap), generation
+    )
     key = table_key(kernel, length, head_dim, q.dtype.name, causal, window)
-    tiles = resolve(tiles, length, lookup("splash_attention", generation, key))
+    tiles = resolve(tiles, shape, lookup("splash_attention", generation, key))
     for kernel_pass in passes:
-        check_pass(kernel_pass, tiles, length, head_dim, q.dtype.itemsize, segment_ids is not None, generation)
+        check_pass(kernel_pass, tiles, shape)
     return tiles
 
 

@@ -3,13 +3,12 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from titan.kernels.vmem import MIB, check_vmem
+from titan.kernels.vmem import MIB, check_vmem, vmem_budget_bytes
 
 LANES = 128
 _SUBLANES = 8
-_DEFAULT_BLOCK = 1024
-_DEFAULT_COMPUTE = 512
 
 # The blocks of queries, keys and keys-per-step of each kernel. Only the dq kernel takes a block of keys in one step.
 PASSES = {
@@ -71,34 +70,50 @@ def table_key(implementation: str, length: int, head_dim: int, dtype: str, causa
     return f"{implementation}_T{length}_D{head_dim}_{dtype}_{mask}"
 
 
-def resolve(tiles: SplashTiles, length: int, tuned: dict[str, int] | None = None) -> SplashTiles:
-    """Replaces zeros by `tuned` or default sizes, and clips blocks to `length` rounded up to a multiple of 128.
+class TileShape(NamedTuple):
+    """What the vector memory of a kernel depends on besides its blocks.
 
-    The default block is 1024, or a smaller one, down to 640, that pads `length` less; a step takes up to 512 keys.
+    Attributes:
+      length, head_dim: T and D.
+      itemsize: bytes of an element of q, k and v.
+      segmented: whether there are segment ids.
+      soft_capped: whether there is a soft cap.
+      generation: of the TPU; "" for another platform, which has no VMEM.
     """
-    given, tuned = dataclasses.asdict(tiles), tuned or {}
-    longest = _round_up(length, LANES)
-    sizes = {}
-    for block_q, block_kv, *compute in PASSES.values():
-        for block in (block_q, block_kv):
-            sizes[block] = given[block] or tuned.get(block, 0) or _default_block(length)
-        if compute:
-            (step_name,) = compute
-            step = given[step_name] or tuned.get(step_name, 0) or _DEFAULT_COMPUTE
-            if given[step_name] and not given[block_kv]:
-                sizes[block_kv] = _round_up(sizes[block_kv], step)
-            sizes[block_kv] = min(sizes[block_kv], longest)
-            sizes[step_name] = _largest_divisor(sizes[block_kv], step)
-        for block in (block_q, block_kv):
-            sizes[block] = min(sizes[block], longest)
-    return dataclasses.replace(tiles, **sizes)
+
+    length: int
+    head_dim: int
+    itemsize: int
+    segmented: bool
+    soft_capped: bool
+    generation: str
+
+
+def resolve(tiles: SplashTiles, shape: TileShape, tuned: dict[str, int] | None = None) -> SplashTiles:
+    """Replaces zeros by `tuned` or default sizes, and clips blocks to T rounded up to a multiple of 128.
+
+    The default block is 1024, or a smaller one, down to 640, that pads T less, with up to 512 keys in a step; half of
+    that and so on where it does not fit the vector memory.
+    """
+    sizes = {name: getattr(tiles, name) or (tuned or {}).get(name, 0) for name in itertools.chain(*PASSES.values())}
+    resolved = {}
+    for kernel_pass, names in PASSES.items():
+        given = [sizes[name] for name in names]
+        for largest in (1024, 512, 256, LANES):
+            blocks = dict(zip(names, _resolve_pass(shape.length, largest, *given), strict=True))
+            if _fits(kernel_pass, SplashTiles(**blocks), shape):
+                break
+        else:  # the given sizes alone are too large, which `check_pass` reports
+            blocks = dict(zip(names, _resolve_pass(shape.length, 1024, *given), strict=True))
+        resolved |= blocks
+    return dataclasses.replace(tiles, **resolved)
 
 
 def candidates(kernel_pass: str, length: int) -> Iterator[SplashTiles]:
     """Block sizes of one kernel ("forward", "dkv", "dq") worth trying at a length; the others are left at 0."""
     names = PASSES[kernel_pass]
     longest = _round_up(length, LANES)
-    blocks = sorted({min(longest, size) for size in (256, 512, 1024, 2048, 4096)} | {_default_block(length)})
+    blocks = sorted({min(longest, size) for size in (256, 512, 1024, 2048, 4096)} | {_default_block(length, 1024)})
     for q, kv in itertools.product(blocks, blocks):
         if len(names) == 2:
             yield SplashTiles(**dict(zip(names, (q, kv), strict=True)))
@@ -107,47 +122,34 @@ def candidates(kernel_pass: str, length: int) -> Iterator[SplashTiles]:
             yield SplashTiles(**dict(zip(names, (q, kv, step), strict=True)))
 
 
-def vmem_bytes(kernel_pass: str, tiles: SplashTiles, head_dim: int, itemsize: int, segmented: bool) -> int:
+def vmem_bytes(kernel_pass: str, tiles: SplashTiles, shape: TileShape) -> int:
     """Vector memory that one kernel ("forward", "dkv", "dq") takes, of which `tiles` has its concrete blocks.
 
     Pallas holds two of each block, that in use and that in flight. The scores of a step, with their mask and
     derivatives, have the compiler's say; the factors are fitted to what libtpu 0.0.42 used in 60 compiles for v6e, from
     above: the estimate lies up to a quarter over them.
-
-    Args:
-      head_dim: D.
-      itemsize: bytes of an element of q, k and v.
-      segmented: whether there are segment ids.
     """
     q, kv, *steps = (getattr(tiles, name) for name in PASSES[kernel_pass])
     step = steps[0] if steps else kv
-    row = _round_up(head_dim, LANES)  # of one token, in elements
-    ids = 1 + segmented  # positions of the queries come in the same form
+    row = _round_up(shape.head_dim, LANES)  # of one token, in elements
+    ids = 1 + shape.segmented  # the positions of the queries come in the same form as their segment ids
     if kernel_pass == "forward":
-        blocks = row * itemsize * (2 * q + 2 * kv) + 4 * LANES * q * (1 + ids) + 4 * _SUBLANES * kv * segmented
+        blocks = row * shape.itemsize * (2 * q + 2 * kv) + 4 * LANES * q * (1 + ids) + 4 * _SUBLANES * kv * (ids - 1)
         sums = 4 * q * (row + 2 * LANES)
-        scores = 0.95 * 4 * q * max(step, kv - step)  # the steps are unrolled, and share little
+        scores = 0.95 * q * max(step, kv - step)  # the steps are unrolled, and share little
     elif kernel_pass == "dkv":
-        blocks = row * itemsize * (2 * q + 4 * kv) + 4 * _SUBLANES * q * (2 + ids) + 4 * LANES * kv * segmented
+        blocks = row * shape.itemsize * (2 * q + 4 * kv) + 4 * _SUBLANES * q * (2 + ids) + 4 * LANES * kv * (ids - 1)
         sums = 4 * kv * 2 * row
-        scores = 1.45 * 4 * q * step
+        scores = (1.45 + shape.soft_capped) * q * step
     else:
-        blocks = row * itemsize * (3 * q + 2 * kv) + 4 * _SUBLANES * 2 * q + 4 * LANES * q * ids
+        blocks = row * shape.itemsize * (3 * q + 2 * kv) + 4 * _SUBLANES * 2 * q + 4 * LANES * q * ids
         sums = 4 * q * row
-        scores = 1.4 * 4 * q * kv
-    return int(2 * blocks + sums + scores) + MIB // 4
+        scores = (1.4 + shape.soft_capped) * q * kv
+    return int(2 * blocks + sums + 4 * scores) + MIB // 4
 
 
-def check_pass(
-    kernel_pass: str,
-    tiles: SplashTiles,
-    length: int,
-    head_dim: int,
-    itemsize: int,
-    segmented: bool,
-    generation: str,
-) -> None:
-    """Refuses blocks of one kernel that do not fit the vector memory of a TPU generation; see `vmem_bytes`.
+def check_pass(kernel_pass: str, tiles: SplashTiles, shape: TileShape) -> None:
+    """Refuses blocks of one kernel that do not fit the vector memory; see `vmem_bytes`.
 
     Raises:
       VmemError: naming the kernel, the need, the budget and the largest blocks that fit.
@@ -155,10 +157,25 @@ def check_pass(
     check_vmem(
         f"splash attention, {kernel_pass}",
         SplashTiles(**{name: getattr(tiles, name) for name in PASSES[kernel_pass]}),
-        estimate=lambda other: vmem_bytes(kernel_pass, other, head_dim, itemsize, segmented),
-        alternatives=candidates(kernel_pass, length),
-        generation=generation,
+        estimate=lambda other: vmem_bytes(kernel_pass, other, shape),
+        alternatives=candidates(kernel_pass, shape.length),
+        generation=shape.generation,
     )
+
+
+def _fits(kernel_pass: str, tiles: SplashTiles, shape: TileShape) -> bool:
+    return not shape.generation or vmem_bytes(kernel_pass, tiles, shape) <= vmem_budget_bytes(shape.generation)
+
+
+def _resolve_pass(length: int, largest: int, q: int, kv: int, step: int | None = None) -> tuple[int, ...]:
+    """Blocks of one kernel, where 0 stands for a default of at most `largest`."""
+    longest = _round_up(length, LANES)
+    default = _default_block(length, largest)
+    q = min(q or default, longest)
+    if step is None:
+        return q, min(kv or default, longest)
+    kv = min(kv or _round_up(default, step or LANES), longest)
+    return q, kv, _largest_divisor(kv, step or largest // 2)
 
 
 def _check_multiple(name: str, size: int, step: int, of_what: str) -> None:
@@ -169,14 +186,15 @@ def _check_multiple(name: str, size: int, step: int, of_what: str) -> None:
     raise ValueError(f"{name}={size} must be a multiple of {of_what.format(step=step)}: take {nearest}")
 
 
-def _default_block(length: int) -> int:
-    """Of 1024 and the multiples of 128 above its half, the one that pads `length` least; of those the largest."""
-    sizes = range(_DEFAULT_BLOCK, _DEFAULT_BLOCK // 2, -LANES)
+def _default_block(length: int, largest: int) -> int:
+    """Of `largest` and the multiples of 128 above its half, the one that pads `length` least; of those the largest."""
+    sizes = range(largest, largest // 2, -LANES)
     return min(min(sizes, key=lambda size: _round_up(length, size)), _round_up(length, LANES))
 
 
 def _largest_divisor(block: int, limit: int) -> int:
-    """The largest multiple of 128 that divides `block` and is at most `limit`."""
+    """The largest multiple of 128 that divides `block` and is at most `limit`, or 128."""
+    limit = max(limit, LANES)
     return max(size for size in range(LANES, min(block, limit) + 1, LANES) if block % size == 0)
 
 

@@ -2,8 +2,20 @@
 
 import pytest
 
-from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, candidates, check_pass, resolve, vmem_bytes
+from titan.kernels.splash_attention.tiles import (
+    PASSES,
+    SplashTiles,
+    TileShape,
+    candidates,
+    check_pass,
+    resolve,
+    vmem_bytes,
+)
 from titan.kernels.vmem import MIB, VmemError
+
+
+def shape_of(length: int, *, head_dim: int = 128, itemsize: int = 2, segmented: bool = False, generation: str = "v6e"):
+    return TileShape(length, head_dim, itemsize, segmented, False, generation)
 
 
 @pytest.mark.parametrize(
@@ -45,26 +57,33 @@ def forward_blocks(tiles: SplashTiles) -> tuple[int, ...]:
     ),
 )
 def test_zeros_are_resolved_and_blocks_clipped(given, length, tuned, expected):
-    resolved = resolve(SplashTiles(**given), length, tuned)
+    resolved = resolve(SplashTiles(**given), shape_of(length), tuned)
     assert forward_blocks(resolved) == expected
-    assert resolve(resolved, length) == resolved
+    assert resolve(resolved, shape_of(length)) == resolved
 
 
 def test_blocks_beyond_the_budget_are_refused():
-    tiles = resolve(SplashTiles(sa_block_q=4096, sa_block_kv=4096), 8192)
+    tiles = resolve(SplashTiles(sa_block_q=4096, sa_block_kv=4096), shape_of(8192))
     message = (
         r"splash attention, forward: sa_block_q=4096 sa_block_kv=4096 sa_block_kv_compute=512 needs [\d.]+ MiB of "
         r"VMEM, and v6e gives a kernel 32 MiB: the largest that fit are sa_block_q=\d+ "
     )
     with pytest.raises(VmemError, match=message):
-        check_pass("forward", tiles, 8192, 128, 2, False, "v6e")
+        check_pass("forward", tiles, shape_of(8192))
 
 
 @pytest.mark.parametrize("kernel_pass", PASSES)
-def test_default_blocks_fit_and_candidates_are_valid(kernel_pass):
-    check_pass(kernel_pass, resolve(SplashTiles(), 16384), 16384, 128, 2, True, "v6e")
+@pytest.mark.parametrize("generation", ("v5e", "v5p", "v6e", "tpu7x"))
+def test_default_blocks_fit(kernel_pass, generation):
+    for head_dim, itemsize in ((64, 2), (128, 4), (256, 4)):
+        shape = shape_of(16384, head_dim=head_dim, itemsize=itemsize, segmented=True, generation=generation)
+        check_pass(kernel_pass, resolve(SplashTiles(), shape), shape)
+
+
+@pytest.mark.parametrize("kernel_pass", PASSES)
+def test_candidates_need_no_clipping(kernel_pass):
     for tiles in candidates(kernel_pass, 4608):
-        resolved = resolve(tiles, 4608)
+        resolved = resolve(tiles, shape_of(4608))
         assert all(getattr(tiles, name) == getattr(resolved, name) for name in PASSES[kernel_pass])
 
 
@@ -78,4 +97,4 @@ def test_estimate_against_what_the_compiler_used():
     for kernel_pass, sizes in measured.items():
         for blocks, used in sizes.items():
             tiles = SplashTiles(**dict(zip(PASSES[kernel_pass], blocks, strict=True)))
-            assert used <= vmem_bytes(kernel_pass, tiles, 128, 2, segmented=False) / MIB <= 1.25 * used
+            assert used <= vmem_bytes(kernel_pass, tiles, shape_of(16384)) / MIB <= 1.25 * used
