@@ -75,6 +75,7 @@ def rows_matmul(
             _kernel,
             num_lhs=len(lhs),
             num_weights=len(weights),
+            num_out=num_out,
             num_groups=num_groups,
             num_contracted=num_contracted,
             transpose_weights=transpose_weights,
@@ -86,7 +87,7 @@ def rows_matmul(
             in_specs=[pl.BlockSpec((tile_m, tile_c), lhs_block)] * len(lhs)
             + [pl.BlockSpec(weight_shape, weight_block)] * len(weights),
             out_specs=[pl.BlockSpec((tile_m, tile_n), out_block)] * num_out,
-            scratch_shapes=[pltpu.VMEM((tile_m, tile_n), jnp.float32)] * num_out,
+            scratch_shapes=[pltpu.VMEM((tile_m, tile_n), jnp.float32)] * (num_out if num_c_tiles > 1 else 0),
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=cost,
@@ -99,49 +100,65 @@ def _kernel(
     starts,  # (G + 2,)
     group_ids,  # (U,)
     row_tiles,  # (U,)
-    *refs,  # num_lhs x (tile_m, tile_c), num_weights x (tile_c, tile_n) or transposed, outputs and accumulators
+    *refs,  # num_lhs x (tile_m, tile_c), num_weights x (tile_c, tile_n) or transposed, num_out x (tile_m, tile_n), sums
     num_lhs: int,
     num_weights: int,
+    num_out: int,
     num_groups: int,
     num_contracted: int,
     transpose_weights: bool,
 ):
     lhs_refs, weight_refs, rest = refs[:num_lhs], refs[num_lhs : num_lhs + num_weights], refs[num_lhs + num_weights :]
-    out_refs, acc_refs = rest[: len(rest) // 2], rest[len(rest) // 2 :]  # (tile_m, tile_n) each
+    out_refs, acc_refs = rest[:num_out], rest[num_out:]
     tile_m, tile_c = lhs_refs[0].shape
     unit, c = pl.program_id(1), pl.program_id(2)
     last_c = pl.num_programs(2) - 1
     group = group_ids[unit]
     weight_dim = 1 if transpose_weights else 0
 
+    owned = group < num_groups
+    remainder = num_contracted % tile_c
+
+    def products(num_valid: int) -> list[jax.Array]:
+        """Of this step's blocks, of which the first num_valid contracted columns count; one for each result."""
+        sums: list[jax.Array | None] = [None] * len(out_refs)
+        for i, weight_ref in enumerate(weight_refs):
+            lhs, weight = lhs_refs[i % num_lhs][...], weight_ref[...]
+            if num_valid < tile_c:
+                lhs, weight = _keep_first(lhs, num_valid, 1), _keep_first(weight, num_valid, weight_dim)
+            product = jax.lax.dot_general(
+                lhs, weight, (((1,), (weight_dim,)), ((), ())), preferred_element_type=jnp.float32
+            )
+            total = sums[i % len(sums)]
+            sums[i % len(sums)] = product if total is None else total + product
+        return sums
+
+    def store(results: list[jax.Array]) -> None:
+        for out_ref, result in zip(out_refs, results, strict=True):
+            rows = row_tiles[unit] * tile_m + jax.lax.broadcasted_iota(jnp.int32, out_ref.shape, 0)
+            mine = (rows >= starts[group]) & (rows < starts[group + 1])
+            out_ref[...] = jnp.where(mine, result, out_ref[...].astype(jnp.float32)).astype(out_ref.dtype)
+
+    if not acc_refs:  # the contracted dim is one block
+        pl.when(owned)(lambda: store(products(remainder or tile_c)))
+        pl.when(~owned)(lambda: store([jnp.zeros(out_ref.shape, jnp.float32) for out_ref in out_refs]))
+        return
+
     @pl.when(c == 0)
     def _():
         for acc_ref in acc_refs:
             acc_ref[...] = jnp.zeros_like(acc_ref)
 
-    def accumulate(num_valid: int):
-        for i, weight_ref in enumerate(weight_refs):
-            lhs, weight = lhs_refs[i % len(lhs_refs)][...], weight_ref[...]
-            if num_valid < tile_c:
-                lhs, weight = _keep_first(lhs, num_valid, 1), _keep_first(weight, num_valid, weight_dim)
-            acc_refs[i % len(acc_refs)][...] += jax.lax.dot_general(
-                lhs, weight, (((1,), (weight_dim,)), ((), ())), preferred_element_type=jnp.float32
-            )
+    def accumulate(num_valid: int) -> None:
+        for acc_ref, product in zip(acc_refs, products(num_valid), strict=True):
+            acc_ref[...] += product
 
-    owned = group < num_groups
-    remainder = num_contracted % tile_c
     if remainder:
         pl.when(owned & (c < last_c))(lambda: accumulate(tile_c))
         pl.when(owned & (c == last_c))(lambda: accumulate(remainder))
     else:
         pl.when(owned)(lambda: accumulate(tile_c))
-
-    @pl.when(c == last_c)
-    def _():
-        for out_ref, acc_ref in zip(out_refs, acc_refs, strict=True):
-            rows = row_tiles[unit] * tile_m + jax.lax.broadcasted_iota(jnp.int32, out_ref.shape, 0)
-            mine = (rows >= starts[group]) & (rows < starts[group + 1])
-            out_ref[...] = jnp.where(mine, acc_ref[...], out_ref[...].astype(jnp.float32)).astype(out_ref.dtype)
+    pl.when(c == last_c)(lambda: store([acc_ref[...] for acc_ref in acc_refs]))
 
 
 def _keep_first(block: jax.Array, count: int, dim: int) -> jax.Array:

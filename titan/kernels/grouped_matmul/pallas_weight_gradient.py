@@ -99,20 +99,17 @@ def _kernel(
         for acc_ref in acc_refs:
             acc_ref[...] = jnp.zeros_like(acc_ref)
 
-    def accumulate(load):
-        lhs = load(lhs_ref)
-        for grad_ref, acc_ref in zip(grad_refs, acc_refs, strict=True):
-            acc_ref[...] += jax.lax.dot_general(
-                lhs, load(grad_ref), (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
-            )
-
     def load_mine(ref):  # rows that no group owns may hold NaN: both factors have to be cleared
         rows = jax.lax.broadcasted_iota(jnp.int32, ref.shape, 0)
         return jnp.where((rows >= first_row) & (rows < end_row), ref[...], jnp.zeros(ref.shape, ref.dtype))
 
-    num_mine = end_row - first_row
-    pl.when(num_mine == tile_m)(lambda: accumulate(lambda ref: ref[...]))
-    pl.when((num_mine > 0) & (num_mine < tile_m))(lambda: accumulate(load_mine))
+    @pl.when(end_row > first_row)
+    def _():
+        lhs = load_mine(lhs_ref)
+        for grad_ref, acc_ref in zip(grad_refs, acc_refs, strict=True):
+            acc_ref[...] += jax.lax.dot_general(
+                lhs, load_mine(grad_ref), (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32
+            )
 
     @pl.when(is_last)
     def _():

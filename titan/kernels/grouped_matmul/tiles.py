@@ -153,8 +153,9 @@ def vmem_bytes(kernel: Kernel, blocks: Blocks, problem: Problem) -> int:
     """The vector memory that a kernel's blocks need.
 
     Inputs and outputs have two buffers each, accumulators one, in float32. The compiler copies the blocks that it is
-    about to multiply: one of the rows, for weight gradients one of each factor. With 3/4 MiB for the rest this was from
-    0.1 to 2.2 MiB above what it reported (libtpu 0.0.42, over blocks of all three kernels, bfloat16 and float32).
+    about to multiply: one of the rows, for weight gradients one of each factor. With 3/4 MiB for the rest this was an
+    upper bound of what it reported, by at most 2.5 MiB for the pair in bfloat16 and by at most 6 for others (libtpu
+    0.0.42, all three kernels).
     """
     tile_m, tile_k, tile_n = blocks
     size, weights = problem.itemsize, problem.num_weights
