@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from titan.kernels.kernel_case import KernelCase
 from titan.kernels.splash_attention.api import splash_attention_op
 from titan.kernels.splash_attention.mask import PositionMask
-from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, TileShape, resolve, vmem_bytes
+from titan.kernels.splash_attention.tiles import SplashTiles, TileShape, resolve, vmem_bytes
 from titan.kernels.splash_attention.vjp import splash_attention_backward
 
 
@@ -108,7 +108,16 @@ def kernel_case(
     q_bytes, k_bytes = (x.size * x.dtype.itemsize for x in (q, k))
     logsumexp_bytes = 4 * q.size // spec.head_dim
     segmented = spec.segments != "none"
-    shape = TileShape(spec.length, spec.head_dim, 2, segmented or not spec.causal, bool(spec.soft_cap), generation)
+    shape = TileShape(
+        length=spec.length,
+        head_dim=spec.head_dim,
+        itemsize=2,
+        segmented=segmented or not spec.causal,
+        soft_capped=bool(spec.soft_cap),
+        fused_backward=implementation == "tokamax" or tiles.sa_use_fused_bwd_kernel,
+        dq_reduction_steps=tiles.sa_dq_reduction_steps,
+        generation=generation,
+    )
     sizes = resolve(tiles, shape)
     return KernelCase(
         kernel="splash_attention",
@@ -120,7 +129,7 @@ def kernel_case(
         flops=6 * 2 * spec.batch_size * spec.num_heads * spec.head_dim * pairs,
         # Forward reads q, k, v and writes out; backward reads these and grad_out, and writes three gradients.
         hbm_bytes=6 * q_bytes + 6 * k_bytes + 2 * logsumexp_bytes,
-        vmem_bytes=max(vmem_bytes(kernel_pass, sizes, shape) for kernel_pass in PASSES),
+        vmem_bytes=max(vmem_bytes(kernel_pass, sizes, shape) for kernel_pass in shape.passes),
     )
 
 

@@ -57,7 +57,7 @@ def attention(
       VmemError: the blocks do not fit the target's vector memory.
     """
     length = q.shape[2]
-    tiles = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes=("forward",))
+    tiles, _ = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, backward=False)
     problem = _problem(length, causal, window, soft_cap, tiles, [tiles.sa_block_q], [tiles.sa_block_kv])
     segments = _segments(problem, q.shape[0], length, segment_ids, kv_segment_ids)
     forward = {"jax": _jax_forward, "tokamax": _tokamax_forward}[kernel]
@@ -95,9 +95,7 @@ def attention_backward(
 ) -> Gradients:
     """Backward pass; see `attention`."""
     length = q.shape[2]
-    fused = kernel == "tokamax" or tiles.sa_use_fused_bwd_kernel
-    passes = ("dkv",) if fused else ("dkv", "dq")
-    tiles = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes)
+    tiles, fused = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, backward=True)
     blocks_q, blocks_kv = [tiles.sa_block_q_dkv], [tiles.sa_block_kv_dkv]
     if not fused:
         blocks_q.append(tiles.sa_block_q_dq)
@@ -126,19 +124,25 @@ def _over_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arrays: jax.lax.map(lambda sequence: function(*sequence), arrays)
 
 
-def _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, passes) -> SplashTiles:
-    """Concrete sizes for the target, which they fit."""
+def _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, *, backward: bool) -> tuple[SplashTiles, bool]:
+    """Concrete sizes for the target, which they fit, and whether the backward pass is one kernel."""
     length, head_dim = q.shape[2:]
     generation = current_target().generation
-    # A mask that is not causal may get segment ids from padding.
     shape = TileShape(
-        length, head_dim, q.dtype.itemsize, segment_ids is not None or not causal, bool(soft_cap), generation
+        length=length,
+        head_dim=head_dim,
+        itemsize=q.dtype.itemsize,
+        segmented=segment_ids is not None or not causal,  # padding may bring them about
+        soft_capped=bool(soft_cap),
+        fused_backward=kernel == "tokamax" or tiles.sa_use_fused_bwd_kernel,
+        dq_reduction_steps=tiles.sa_dq_reduction_steps if kernel == "tokamax" else 0,
+        generation=generation,
     )
     key = table_key(kernel, length, head_dim, q.dtype.name, causal, window)
     tiles = resolve(tiles, shape, lookup("splash_attention", generation, key))
-    for kernel_pass in passes:
+    for kernel_pass in shape.passes[1:] if backward else shape.passes[:1]:
         check_pass(kernel_pass, tiles, shape)
-    return tiles
+    return tiles, shape.fused_backward
 
 
 def _problem(length, causal, window, soft_cap, tiles, blocks_q, blocks_kv) -> _Problem:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 
 from titan.kernels.kernel_case import TuningCase
 from titan.kernels.splash_attention.api import splash_attention_op
-from titan.kernels.splash_attention.tiles import PASSES, SplashTiles, TileShape, candidates, check_pass, resolve, table_key
+from titan.kernels.splash_attention.tiles import (
+    PASSES,
+    SplashTiles,
+    TileShape,
+    candidates,
+    check_pass,
+    resolve,
+    table_key,
+)
 from titan.kernels.vmem import VmemError
 
 _HLO_NAMES = {
