@@ -83,6 +83,7 @@ def aot_cases(generation: str) -> list[KernelCase]:
     cases = []
     for shape in LARGE:
         hidden_ME, weight_VE, labels_M = shape.args()
+        blocks = vmem_bytes(tiles_for(hidden_ME, weight_VE, generation=generation), hidden_ME.dtype.itemsize)
         elements = shape.embed_dim * (shape.num_tokens + shape.vocab)
         for name, fused, peer in (("vocabulary", by_vocabulary_tiles, unfused), ("token", by_token_tiles, None)):
             cap_name = f", soft cap {shape.soft_cap:g}" if shape.soft_cap else ""
@@ -96,9 +97,7 @@ def aot_cases(generation: str) -> list[KernelCase]:
                     flops=3 * 2.0 * shape.num_tokens * shape.embed_dim * shape.vocab,
                     # Operands are read in the forward and the backward pass, gradients written once.
                     hbm_bytes=3.0 * elements * hidden_ME.dtype.itemsize,
-                    vmem_bytes=vmem_bytes(
-                        tiles_for(hidden_ME, weight_VE, generation=generation), hidden_ME.dtype.itemsize
-                    ),
+                    vmem_bytes=blocks if fused is by_vocabulary_tiles else 0,
                 )
             )
     return cases
