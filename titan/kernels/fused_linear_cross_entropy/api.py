@@ -7,8 +7,8 @@ plain formula under XLA:
     tokens x embed x vocab           BACKWARD    FORWARD        naive
     8192 x 4096 x 128256             129 / 232   2004 / 3070    5010 / 12024
     8192 x 4096 x 151936             129 / 210                  5935 / 14244
-    8192 x 16384 x 128256            512 / 888        - / 9274  4008 / 4008
-    16384 x 6656 x 202048, capped    416 / 572   5130 / 6916
+    8192 x 16384 x 128256            512 / 888      -- / 9274    4008 / 4008
+    16384 x 6656 x 202048, capped    416 / 572   5130 / 6916   25256 / 25256
 
 On v6e these are the float32 [M, E] array of BACKWARD and the float32 [V, E] array of FORWARD. With XLA's forward in
 place of the Mosaic kernel and plain slices of the weight, BACKWARD took 168 / 1299 for the first shape, with as many
