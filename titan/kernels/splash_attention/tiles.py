@@ -78,9 +78,9 @@ class TileShape(NamedTuple):
       itemsize: bytes of an element of q, k and v.
       segmented: whether there are segment ids.
       soft_capped: whether there is a soft cap.
+      generation: of the TPU; "" for another platform, which has no VMEM.
       fused_backward: whether the kernel of keys and values yields the gradient of queries too.
       dq_reduction_steps: see `SplashTiles`.
-      generation: of the TPU; "" for another platform, which has no VMEM.
     """
 
     length: int
@@ -88,9 +88,9 @@ class TileShape(NamedTuple):
     itemsize: int
     segmented: bool
     soft_capped: bool
-    fused_backward: bool
-    dq_reduction_steps: int
     generation: str
+    fused_backward: bool = False
+    dq_reduction_steps: int = 0
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -101,20 +101,19 @@ class TileShape(NamedTuple):
 def resolve(tiles: SplashTiles, shape: TileShape, tuned: dict[str, int] | None = None) -> SplashTiles:
     """Replaces zeros by `tuned` or default sizes, and clips blocks to T rounded up to a multiple of 128.
 
-    The default block is 1024, or a smaller one, down to 640, that pads T less, with up to 512 keys in a step; half of
-    that and so on where it does not fit the vector memory.
+    The default block is 1024, or a smaller one, down to 640, that pads T less, with up to 512 keys in a step. Where
+    tuned or default sizes do not fit the vector memory beside the given ones, the default is half of that and so on.
     """
-    sizes = {name: getattr(tiles, name) or (tuned or {}).get(name, 0) for name in itertools.chain(*PASSES.values())}
     resolved = {}
     for kernel_pass, names in PASSES.items():
-        given = [sizes[name] for name in names]
-        for largest in (1024, 512, 256, LANES):
-            blocks = dict(zip(names, _resolve_pass(shape.length, largest, *given), strict=True))
-            if _fits(kernel_pass, SplashTiles(**blocks), shape):
-                break
-        else:  # the given sizes alone are too large, which `check_pass` reports
-            blocks = dict(zip(names, _resolve_pass(shape.length, 1024, *given), strict=True))
-        resolved |= blocks
+        given = [getattr(tiles, name) for name in names]
+        preferred = [size or (tuned or {}).get(name, 0) for name, size in zip(names, given, strict=True)]
+        choices = [
+            dict(zip(names, _resolve_pass(shape.length, largest, *sizes), strict=True))
+            for sizes, largest in ((preferred, 1024), (given, 1024), (given, 512), (given, 256), (given, LANES))
+        ]
+        # If none fits, the given sizes alone are too large, which `check_pass` reports.
+        resolved |= next((c for c in choices if _fits(kernel_pass, SplashTiles(**c), shape)), choices[1])
     return dataclasses.replace(tiles, **resolved)
 
 

@@ -15,15 +15,7 @@ from titan.kernels.vmem import MIB, VmemError
 
 
 def shape_of(length: int, **fields) -> TileShape:
-    defaults = {
-        "head_dim": 128,
-        "itemsize": 2,
-        "segmented": False,
-        "soft_capped": False,
-        "fused_backward": False,
-        "dq_reduction_steps": 0,
-        "generation": "v6e",
-    }
+    defaults = {"head_dim": 128, "itemsize": 2, "segmented": False, "soft_capped": False, "generation": "v6e"}
     return TileShape(length, **{**defaults, **fields})
 
 
@@ -87,6 +79,12 @@ def test_default_blocks_fit(kernel_pass, generation):
     for head_dim, itemsize in ((64, 2), (128, 4), (256, 4)):
         shape = shape_of(16384, head_dim=head_dim, itemsize=itemsize, segmented=True, generation=generation)
         check_pass(kernel_pass, resolve(SplashTiles(), shape), shape)
+
+
+def test_tuned_blocks_that_do_not_fit_are_not_taken():
+    tuned = {"sa_block_q": 2048, "sa_block_kv": 2048, "sa_block_kv_compute": 2048}
+    assert forward_blocks(resolve(SplashTiles(), shape_of(8192), tuned)) == (2048, 2048, 2048)
+    assert forward_blocks(resolve(SplashTiles(), shape_of(8192, itemsize=4), tuned)) == (1024, 1024, 512)
 
 
 @pytest.mark.parametrize("kernel_pass", PASSES)
