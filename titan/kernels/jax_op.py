@@ -234,12 +234,26 @@ class JaxOp:
         ctx.mark_non_differentiable(
             *(tensor for name, tensor in zip(signature.results, outputs) if f"grad_{name}" not in backward.inputs)
         )
+        # Else autograd makes a gradient of zeros for every result, those that have none included.
+        ctx.set_materialize_grads(False)
+        ctx.zeros = {
+            f"grad_{name}": functools.partial(torch.zeros, tensor.shape, dtype=tensor.dtype, device=tensor.device)
+            for name, tensor in zip(signature.results, outputs)
+            if f"grad_{name}" in backward.inputs
+        }
 
     def _backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
         signature, backward = self.signature, self.backward.signature
         saved = iter(ctx.saved_tensors)
         grad_of = {f"grad_{name}": grad for name, grad in zip(signature.results, grads)}
-        arguments = [grad_of[name] if name in grad_of else next(saved) for name in backward.inputs]
+        if all(grad_of[name] is None for name in ctx.zeros):
+            return (None,) * len(signature.inputs)
+        arguments = []
+        for name in backward.inputs:
+            if name not in grad_of:
+                arguments.append(next(saved))
+            else:
+                arguments.append(ctx.zeros[name]() if grad_of[name] is None else grad_of[name])
         results = _as_tuple(self.backward._op(*arguments, **ctx.attributes))
         gradients = dict(zip(backward.results, results))
         return tuple(gradients.get(name) for name in signature.inputs)

@@ -66,6 +66,16 @@ def pick(table: jax.Array, index: jax.Array) -> jax.Array:
     return table[index]
 
 
+class Halves(NamedTuple):
+    low: jax.Array
+    high: jax.Array
+
+
+@jax_op("titan_test::halves")
+def halves(x: jax.Array) -> Halves:
+    return Halves(x[: x.shape[0] // 2] * 2, x[x.shape[0] // 2 :] * 3)
+
+
 @jax_op("titan_test::where_am_i", backward=None)
 def where_am_i(x: jax.Array) -> jax.Array:
     return x + {"cpu": 1.0, "tpu": 2.0}[current_target().platform]
@@ -116,6 +126,12 @@ def test_a_derived_gradient_equals_pytorchs():
     table = torch.randn(5, 2, requires_grad=True)
     (grad,) = torch.autograd.grad(pick(table, torch.tensor([1, 1, 4])).sum(), table)
     torch.testing.assert_close(grad, torch.tensor([0.0, 2, 0, 0, 1])[:, None].expand(5, 2))
+
+
+def test_results_that_the_loss_does_not_use_have_gradients_of_zero():
+    x = torch.randn(4, requires_grad=True)
+    (grad,) = torch.autograd.grad(halves(x).high.sum(), x)
+    torch.testing.assert_close(grad, torch.tensor([0.0, 0.0, 3.0, 3.0]))
 
 
 def test_views_bfloat16_and_empty_tensors_go_in_and_out():

@@ -13,7 +13,7 @@ from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, SplashAttentionKernelConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 REST_OF_DEVICES = -1
 """Value of `parallelism.data_parallel_shard` that stands for all devices that the other axes leave."""
@@ -246,6 +246,7 @@ class Config:
     fused_linear_cross_entropy: FusedLinearCrossEntropyConfig = option(
         FusedLinearCrossEntropyConfig(), "Head and loss as one op that never holds all logits."
     )
+    rope_kernel: RopeKernelConfig = option(RopeKernelConfig(), "Rotary embedding of queries and keys as a kernel.")
     use_grouped_mm: bool = option(
         False, "Experts by grouped matmuls, each row with its own expert's weights, rather than by a loop."
     )

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from titan.core.hardware import HARDWARE
 
-KERNELS = ("splash_attention", "fused_linear_cross_entropy", "grouped_matmul", "route_scores")
+KERNELS = ("splash_attention", "fused_linear_cross_entropy", "grouped_matmul", "route_scores", "rope")
 _MIB = 2**20
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from titan.models.layers.linear import LinearConfig
-from titan.models.layers.rope import apply_rope
+from titan.models.layers.rope import RotaryConfig
 
 
 class AttentionMask(NamedTuple):
@@ -123,8 +123,9 @@ class AttentionConfig:
       wv: value projection, E to K D.
       wo: output projection, N D to E.
       inner: node whose module maps (q_BNTD, k_BKSD, v_BKSD, AttentionMask) to [B, N, T, D].
-      q_norm: node whose module normalises each query head before it is rotated, [B, N, T, D] to the same; None: none.
+      q_norm: node whose module normalises each query head before it is rotated, [B, T, N, D] to the same; None: none.
       k_norm: the same for keys.
+      rotary: node whose module maps (x_BTND, cos, sin) to rotated heads [B, N, T, D].
     """
 
     head_dim: int
@@ -135,6 +136,7 @@ class AttentionConfig:
     inner: Any
     q_norm: Any | None = None
     k_norm: Any | None = None
+    rotary: Any = RotaryConfig()
 
     def build(self) -> "Attention":
         """The module, on the current default device."""
@@ -153,20 +155,21 @@ class Attention(nn.Module):
         self.wo = config.wo.build()
         self.q_norm = config.q_norm.build() if config.q_norm is not None else None
         self.k_norm = config.k_norm.build() if config.k_norm is not None else None
+        self.rotary = config.rotary.build()
         self.inner = config.inner.build()
 
     def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Maps [B, T, E] to [B, T, E], given the cosines and sines of `Rope` and the mask of the whole batch."""
-        q_BNTD = self._split_heads(self.wq(x_BTE))
-        k_BKTD = self._split_heads(self.wk(x_BTE))
-        v_BKTD = self._split_heads(self.wv(x_BTE))
+        q_BTND = self._split_heads(self.wq(x_BTE))
+        k_BTKD = self._split_heads(self.wk(x_BTE))
+        v_BKTD = self._split_heads(self.wv(x_BTE)).transpose(1, 2)
         if self.q_norm is not None:
-            q_BNTD = self.q_norm(q_BNTD)
+            q_BTND = self.q_norm(q_BTND)
         if self.k_norm is not None:
-            k_BKTD = self.k_norm(k_BKTD)
-        out_BNTD = self.inner(apply_rope(q_BNTD, *rope), apply_rope(k_BKTD, *rope), v_BKTD, mask)
+            k_BTKD = self.k_norm(k_BTKD)
+        out_BNTD = self.inner(self.rotary(q_BTND, *rope), self.rotary(k_BTKD, *rope), v_BKTD, mask)
         return self.wo(out_BNTD.transpose(1, 2).flatten(2))
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """[B, T, heads * D] to [B, heads, T, D], a view."""
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
+        """[B, T, heads * D] to [B, T, heads, D], a view."""
+        return x.view(*x.shape[:2], -1, self.head_dim)

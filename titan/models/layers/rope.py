@@ -89,3 +89,20 @@ def apply_rope(x_BNTD: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
         (first_BNTH * cos_B1TH - second_BNTH * sin_B1TH, second_BNTH * cos_B1TH + first_BNTH * sin_B1TH), dim=-1
     )
     return rotated_BNTD.to(x_BNTD.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class RotaryConfig:
+    """Configuration of `Rotary`."""
+
+    def build(self) -> "Rotary":
+        """The module, which has no parameters."""
+        return Rotary()
+
+
+class Rotary(nn.Module):
+    """The rotation of a projection's heads, and their move in front of the tokens, as a node that can be swapped."""
+
+    def forward(self, x_BTND: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
+        """Returns the rotated heads [B, N, T, D], given the cosines and sines of `Rope`."""
+        return apply_rope(x_BTND.transpose(1, 2), cos_B1TH, sin_B1TH)

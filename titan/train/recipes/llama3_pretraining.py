@@ -3,7 +3,7 @@
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.llama3.config import Llama3Config
 from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, SplashAttentionKernelConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 
 def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, batch_size: int) -> Config:
@@ -26,6 +26,7 @@ def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, 
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         lr_schedule=LrScheduleConfig(warmup_steps=8000, min_ratio=0.01),
         checkpoint=CheckpointConfig(interval=1000),
+        rope_kernel=RopeKernelConfig(enable=True),
         splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
     )

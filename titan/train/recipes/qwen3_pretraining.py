@@ -3,7 +3,7 @@
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, SplashAttentionKernelConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 _NUM_TOKENS = 30 * 10**12
 _SEQUENCE_LENGTH = 4096
@@ -35,6 +35,7 @@ def qwen3_pretraining(
         optimizer=OptimizerConfig(learning_rate=learning_rate),
         lr_schedule=LrScheduleConfig(warmup_steps=2000),
         checkpoint=CheckpointConfig(interval=1000),
+        rope_kernel=RopeKernelConfig(enable=True),
         splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
         use_pallas_paired_grouped_mm=isinstance(model, Qwen3MoeConfig),

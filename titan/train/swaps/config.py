@@ -110,6 +110,21 @@ class FusedLinearCrossEntropyConfig:
         return {"token_tile": self.token_tile, "vocab_tile": self.vocab_tile}
 
 
+@dataclasses.dataclass(frozen=True)
+class RopeKernelConfig:
+    """Rotary embedding of queries and keys as a kernel."""
+
+    enable: bool = option(
+        False, "Rotate heads and move them in front of the tokens in one pass; XLA:TPU needs several."
+    )
+    implementation: str = option(
+        "auto",
+        "auto: mosaic on TPU where the head dim is a multiple of 128, xla elsewhere. mosaic is a Pallas kernel "
+        "(interpreted, slowly, off TPU), xla is plain XLA.",
+        choices=("auto", "mosaic", "xla"),
+    )
+
+
 @contextlib.contextmanager
 def _kernel_errors(section: str) -> Iterator[None]:
     """Turns a kernel's refusal of a block size into one that names the section."""

@@ -31,6 +31,7 @@ FLAGS = (
 SPLASH = "--splash_attention_kernel.use_splash_attention_kernel"
 FUSED_LOSS = "--fused_linear_cross_entropy.enable"
 GROUPED = "--use_grouped_mm"
+ROPE = "--rope_kernel.enable"
 MOE = "a model with experts"
 PAIRED = "--use_pallas_paired_grouped_mm"
 
@@ -86,11 +87,14 @@ def _losses(*flags: str) -> tuple[tuple[float, ...], frozenset[str]]:
         ((SPLASH,), {"splash_attention", "splash_attention_backward"}),
         ((FUSED_LOSS,), {"linear_cross_entropy_statistics", "linear_cross_entropy_statistics_backward"}),
         ((FUSED_LOSS, "--fused_linear_cross_entropy.gradients=forward"), {"linear_cross_entropy_with_gradients"}),
-        ((SPLASH, FUSED_LOSS, "--model.tie_embeddings", "--fused_linear_cross_entropy.vocab_tile=128"), set()),
+        (
+            (SPLASH, FUSED_LOSS, ROPE, "--model.tie_embeddings", "--fused_linear_cross_entropy.vocab_tile=128"),
+            {"rotate_heads", "rotate_heads_backward"},
+        ),
         ((GROUPED,), {"grouped_matmul", "grouped_matmul_backward", "apply_route_scores"}),
         ((PAIRED,), {"paired_grouped_matmul", "paired_grouped_matmul_backward", "apply_route_scores_backward"}),
     ],
-    ids=["splash", "fused_loss", "fused_loss_forward", "both_tied", "grouped", "paired"],
+    ids=["splash", "fused_loss", "fused_loss_forward", "all_tied", "grouped", "paired"],
 )
 def test_losses_are_those_without_the_kernel(flags, kernels):
     base = (MOE,) if {GROUPED, PAIRED} & {*flags} else tuple(flag for flag in flags if flag.startswith("--model"))

@@ -10,12 +10,14 @@ from titan.core.config.rewrite import Rule
 from titan.train.config import Config
 from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entropy_rules
 from titan.train.swaps.grouped_experts import grouped_experts_rules
+from titan.train.swaps.rope import rope_rules
 from titan.train.swaps.splash_attention import splash_attention_rules
 
 SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (
     splash_attention_rules,
     fused_linear_cross_entropy_rules,
     grouped_experts_rules,
+    rope_rules,
 )
 """The swaps that a configuration may ask for. Two that would replace the same node are an error, in any order."""
 
