@@ -1,5 +1,6 @@
 """A contender of a benchmark in a process of its own, which sleeps except while it is its turn."""
 
+import ctypes
 import dataclasses
 import gc
 import multiprocessing
@@ -102,6 +103,7 @@ def _serve(connection: Connection, make_contender: Callable[..., Contender], arg
         except EOFError:
             return
         gc.collect()
+        _LIBC.malloc_trim(0)  # what the allocator keeps for later would hide that it is needed again
         _CLEAR_REFS.write_text("5")  # the kernel forgets the peak so far
         held = _status_bytes("VmRSS")
         start, cpu_start = time.perf_counter(), time.process_time()
@@ -110,6 +112,7 @@ def _serve(connection: Connection, make_contender: Callable[..., Contender], arg
         connection.send(Turn(seconds, cpu_seconds, _status_bytes("VmHWM") - held, result))
 
 
+_LIBC = ctypes.CDLL(None)
 _CLEAR_REFS = pathlib.Path("/proc/self/clear_refs")
 
 
