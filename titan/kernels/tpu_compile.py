@@ -120,6 +120,8 @@ def compile_for_tpu(
 
 def kernel_vmem_bytes(hlo_text: str) -> list[int]:
     """The VMEM in bytes that each Mosaic kernel of a compiled program uses, in the order of the text."""
-    kernels = [line for line in hlo_text.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    # An instruction is not always one line: a kernel's metadata may hold line breaks.
+    instructions = re.split(r"\n\s+(?:ROOT )?%", hlo_text)
+    kernels = [text for text in instructions if 'custom_call_target="tpu_custom_call"' in text]
     sizes = [_USED_VMEM.search(line) for line in kernels]
     return [int(size.group(1)) for size in sizes if size]

@@ -11,6 +11,7 @@ from titan.kernels.tpu_compile import compile_for_tpu
 
 
 _BLOCK_ROWS = 128
+_METADATA = {"rows": str(_BLOCK_ROWS)}
 
 
 def _negate_kernel(x_ref, out_ref):
@@ -22,12 +23,15 @@ def negate(x: jax.Array) -> jax.Array:
     return -x
 
 
+# Metadata, which JAX's splash attention has too, makes several lines of the kernel's instruction.
 @negate.implementation("mosaic", platforms=("tpu",), pallas=True)
 def _negate_mosaic(x: jax.Array) -> jax.Array:
     block = pl.BlockSpec((_BLOCK_ROWS, x.shape[1]), lambda row: (row, 0))
     out_shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
     grid = (x.shape[0] // _BLOCK_ROWS,)
-    return pl.pallas_call(_negate_kernel, grid=grid, in_specs=[block], out_specs=block, out_shape=out_shape)(x)
+    return pl.pallas_call(
+        _negate_kernel, grid=grid, in_specs=[block], out_specs=block, out_shape=out_shape, metadata=_METADATA
+    )(x)
 
 
 @pytest.mark.parametrize("generation", ["v6e", "tpu7x"])
