@@ -93,15 +93,15 @@ def text(row: Row) -> str:
     """The row as a line of the table."""
     unfused = "-" if row.unfused_temp_bytes is None else f"{row.unfused_temp_bytes / _MIB:,.0f}"
     return (
-        f"{row.kernel:28}{row.case:52}{row.generation:7}{row.seconds:7.1f}{row.vmem_bytes / _MIB:7.1f}"
+        f"{row.kernel:28}{row.case:64}{row.generation:7}{row.seconds:7.1f}{row.vmem_bytes / _MIB:7.1f}"
         f"{row.temp_bytes / _MIB:10,.0f}{unfused:>10}{row.flops / 1e12:9.2f}{row.hbm_bytes / 1e9:8.2f}"
         f"{row.roofline_seconds * 1e3:9.2f}"
     )
 
 
 _HEADER = (
-    f"{'kernel':28}{'shape':52}{'TPU':7}{'s':>7}{'VMEM':>7}{'temp':>10}{'unfused':>10}{'TFLOP':>9}{'GB':>8}{'roofline':>9}"
-    f"\n{'':94}{'MiB':>7}{'MiB':>10}{'MiB':>10}{'':>17}{'ms':>9}"
+    f"{'kernel':28}{'shape':64}{'TPU':7}{'s':>7}{'VMEM':>7}{'temp':>10}{'unfused':>10}{'TFLOP':>9}{'GB':>8}{'roofline':>9}"
+    f"\n{'':106}{'MiB':>7}{'MiB':>10}{'MiB':>10}{'':>17}{'ms':>9}"
 )
 
 
