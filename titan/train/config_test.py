@@ -29,6 +29,14 @@ def test_every_leaf_is_a_flag_with_help():
         assert leaf.help.endswith("."), leaf.path
 
 
+def test_helpfull_describes_every_leaf(capsys):
+    with pytest.raises(SystemExit) as end:
+        run("--helpfull")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"{leaf.path}: " in text for leaf in leaves(Config()))
+
+
 def test_documented_flags_reach_the_tree():
     config = run(
         "--training.steps=100",

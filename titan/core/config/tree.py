@@ -33,7 +33,12 @@ def option(
       choices: the admitted strings, for a leaf of type str (or for each element of a tuple of str).
       minimum: the smallest admitted number.
       maximum: the largest admitted number.
+
+    Raises:
+      TypeError: a choice is no string.
     """
+    if not all(isinstance(choice, str) for choice in choices or ()):
+        raise TypeError(f"choices of an option are strings, not {choices}: numbers have minimum and maximum")
     metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
     if dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)

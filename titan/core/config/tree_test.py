@@ -28,6 +28,11 @@ def test_fields_that_are_no_leaves_are_refused(annotation, field):
         list(leaves(tree))
 
 
+def test_choices_that_are_no_strings_are_refused():
+    with pytest.raises(TypeError, match=r"choices of an option are strings, not \(0, 3\)"):
+        option(0, "Help.", choices=(0, 3))
+
+
 def test_replace_leaves_shares_what_does_not_change():
     root = Root()
     changed = replace_leaves(root, {"section.inner.epsilon": 0.5, "section.steps": 4, "name": "other"})

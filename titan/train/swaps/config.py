@@ -46,16 +46,30 @@ class SplashAttentionKernelConfig:
         0,
         "implementation=tokamax: 3 sums the gradient of queries in three buffers of their dtype, 0 keeps one for each "
         "block of keys.",
-        choices=(0, 3),
+        minimum=0,
+        maximum=3,
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for blocks that no kernel takes."""
-        if self.use_splash_attention_kernel:
-            from titan.kernels.splash_attention.tiles import SplashTiles
+        """Raises ConfigError for blocks that no kernel takes, and for what the chosen kernel does not have."""
+        if not self.use_splash_attention_kernel:
+            return
+        if self.sa_dq_reduction_steps and self.implementation != "tokamax":
+            raise ConfigError(
+                "splash_attention_kernel.sa_dq_reduction_steps",
+                "only the tokamax kernel has it",
+                "leave it out, or give --splash_attention_kernel.implementation=tokamax",
+            )
+        if self.sa_use_fused_bwd_kernel and self.implementation == "tokamax":
+            raise ConfigError(
+                "splash_attention_kernel.sa_use_fused_bwd_kernel",
+                "the backward of the tokamax kernel is always fused",
+                "leave it out, or give --splash_attention_kernel.implementation=jax",
+            )
+        from titan.kernels.splash_attention.tiles import SplashTiles
 
-            with _kernel_errors("splash_attention_kernel"):
-                SplashTiles(**self.tiles())
+        with _kernel_errors("splash_attention_kernel"):
+            SplashTiles(**self.tiles())
 
     def tiles(self) -> dict[str, int | bool]:
         """The fields of `SplashTiles`."""
@@ -86,7 +100,7 @@ class FusedLinearCrossEntropyConfig:
     vocab_tile: int = option(0, f"gradients=backward: words in a tile, a multiple of 128. {_TUNED}", minimum=0)
 
     def validate(self) -> None:
-        """Raises ConfigError for tiles that no kernel takes, and for z_loss without the kernel that knows it."""
+        """Raises ConfigError for tiles that no kernel takes, and for settings of what is not in use."""
         if self.z_loss and not self.enable:
             raise ConfigError(
                 "fused_linear_cross_entropy.z_loss",
@@ -98,6 +112,13 @@ class FusedLinearCrossEntropyConfig:
                 "fused_linear_cross_entropy.implementation",
                 "mosaic computes gradients in the backward pass only",
                 "leave it out, or give --fused_linear_cross_entropy.gradients=backward",
+            )
+        unused = "vocab_tile" if self.gradients == "forward" else "token_tile"
+        if getattr(self, unused):
+            raise ConfigError(
+                f"fused_linear_cross_entropy.{unused}",
+                f"with gradients={self.gradients} nothing is cut that way",
+                "leave it out, or give the other --fused_linear_cross_entropy.gradients",
             )
         if self.enable:
             from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles

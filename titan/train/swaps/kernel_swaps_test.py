@@ -119,6 +119,23 @@ def test_a_kernel_takes_nothing_but_its_own_nodes():
     [
         ((SPLASH, "--splash_attention_kernel.sa_block_q=100"), "splash_attention_kernel.*sa_block_q.*100.*128"),
         ((FUSED_LOSS, "--fused_linear_cross_entropy.vocab_tile=100"), "fused_linear_cross_entropy.*vocab_tile.*128"),
+        ((SPLASH, "--splash_attention_kernel.sa_dq_reduction_steps=3"), "only the tokamax kernel has it.*=tokamax"),
+        (
+            (SPLASH, "--splash_attention_kernel.sa_dq_reduction_steps=2")
+            + ("--splash_attention_kernel.implementation=tokamax",),
+            "sa_dq_reduction_steps=2: the kernel knows 0 and 3 only",
+        ),
+        (
+            (SPLASH, "--splash_attention_kernel.sa_use_fused_bwd_kernel")
+            + ("--splash_attention_kernel.implementation=tokamax",),
+            "sa_use_fused_bwd_kernel: the backward of the tokamax kernel is always fused",
+        ),
+        ((FUSED_LOSS, "--fused_linear_cross_entropy.token_tile=256"), "token_tile: with gradients=backward nothing"),
+        (
+            (FUSED_LOSS, "--fused_linear_cross_entropy.gradients=forward")
+            + ("--fused_linear_cross_entropy.vocab_tile=256",),
+            "vocab_tile: with gradients=forward nothing",
+        ),
         (("--fused_linear_cross_entropy.z_loss=0.1",), "only the fused loss has a z-loss.*enable"),
         (
             (FUSED_LOSS, "--fused_linear_cross_entropy.gradients=forward")
