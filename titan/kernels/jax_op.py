@@ -27,6 +27,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -84,6 +85,8 @@ class JaxOp:
     def __init__(self, name: str, function: Callable[..., Any], backward: "JaxOp | None"):
         self.name = name
         self.signature = signature_of(name, function)
+        if "implementation" in self.signature.attributes:
+            raise ValueError(f"{name}: every op has an attribute implementation of its own; name this one otherwise")
         self.backward = backward
         self.__doc__ = function.__doc__
         self._implementations = {DEFAULT_IMPLEMENTATION: Implementation(DEFAULT_IMPLEMENTATION, function)}
@@ -151,7 +154,7 @@ class JaxOp:
 
         Raises:
           ValueError: there is no such implementation.
-          TypeError: a tensor has a dtype that no kernel takes.
+          TypeError: a tensor has a dtype that no kernel takes, or is None where it must not be.
         """
         result = self._op(*tensors, **attributes)
         return self.signature.result_type(*_as_tuple(result)) if self.signature.result_type else result
@@ -194,6 +197,8 @@ class JaxOp:
     def _convert(self, convert: Callable[..., Any], tensors: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
         converted = []
         for name, tensor in zip(self.signature.inputs, tensors):
+            if tensor is None and name not in self.signature.optional:
+                raise TypeError(f"{self.name}: {name} is None: give a tensor")
             try:
                 converted.append(convert(tensor))
             except TypeError as error:
@@ -277,7 +282,8 @@ def jax_op(
 
     Raises:
       TypeError: an annotation is missing or unknown.
-      ValueError: the name is taken, or the backward op asks for what the forward does not have.
+      ValueError: the name or that of an attribute is taken, the backward op asks for what the forward does not have,
+        or `differentiable` names what is no input or may be None.
     """
 
     def register(function: Callable[..., Any]) -> JaxOp:
@@ -293,6 +299,8 @@ def jax_op(
 
 
 def _check_name(name: str) -> None:
+    if not re.fullmatch(r"\w+::\w+", name):
+        raise ValueError(f"{name!r} cannot name an op: give namespace::name, e.g. titan::double")
     if name in _OPS:
         raise ValueError(f"{name} is registered already; every op needs a name of its own")
 

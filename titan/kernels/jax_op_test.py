@@ -183,6 +183,8 @@ def test_what_a_user_may_get_wrong_is_one_clear_line():
         sine_power(x, implementation="mosiac")
     with pytest.raises(TypeError, match="titan_test::sine_power: x: a kernel takes no torch.float64 tensor"):
         sine_power(x.double())
+    with pytest.raises(TypeError, match="titan_test::sine_power: x is None: give a tensor"):
+        sine_power(None)
     with pytest.raises(NotImplementedError, match="titan_test::sine_power has no vmap rule"):
         torch.func.vmap(sine_power)(x)
     with pytest.raises(TypeError, match=r"index is int32 and has no gradient.*differentiable"):
@@ -204,6 +206,9 @@ def test_what_an_author_may_get_wrong_is_one_clear_line():
     def fine(x: jax.Array, *, power: int = 2) -> jax.Array:
         return x
 
+    def own_implementation(x: jax.Array, *, implementation: str) -> jax.Array:
+        return x
+
     with pytest.raises(TypeError, match="parameter x is positional and so a tensor"):
         jax_op("titan_test::unannotated")(unannotated)
     with pytest.raises(TypeError, match="parameter mode is keyword-only and so a static attribute"):
@@ -212,6 +217,12 @@ def test_what_an_author_may_get_wrong_is_one_clear_line():
         jax_op("titan_test::no_result")(no_result)
     with pytest.raises(ValueError, match="titan_test::sine_power is registered already"):
         jax_op("titan_test::sine_power")(fine)
+    with pytest.raises(ValueError, match="'sine_power' cannot name an op: give namespace::name"):
+        jax_op("sine_power")(fine)
+    with pytest.raises(ValueError, match="titan_test::own: every op has an attribute implementation of its own"):
+        jax_op("titan_test::own", backward=None)(own_implementation)
+    with pytest.raises(ValueError, match="titan_test::biased: differentiable names 'bias', which may be None"):
+        jax_op("titan_test::biased", differentiable=("x", "bias"))(sine_power.choose("xla", "cpu").function)
     with pytest.raises(ValueError, match="'w' is neither an input nor a result of the forward"):
         jax_op("titan_test::wrong_backward", backward=matmul_backward)(fine)
     with pytest.raises(ValueError, match="give titan_test::sine_power_backward an implementation 'fast' first"):

@@ -22,7 +22,7 @@ def vjp_function(name: str, function: Callable[..., Any], differentiable: tuple[
       differentiable: the inputs that have a gradient; empty: all that are not optional.
 
     Raises:
-      ValueError: `differentiable` names what is no input.
+      ValueError: `differentiable` names what is no input or an optional one.
       TypeError: when called with a differentiable input that is no float.
     """
     forward = signature_of(name, function)
@@ -30,6 +30,8 @@ def vjp_function(name: str, function: Callable[..., Any], differentiable: tuple[
     for entry in wanted:
         if entry not in forward.inputs:
             raise ValueError(f"{name}: differentiable names {entry!r}, which is no input")
+        if entry in forward.optional:
+            raise ValueError(f"{name}: differentiable names {entry!r}, which may be None: give a backward of its own")
     grads = tuple(f"grad_{result}" for result in forward.results)
     gradients_type = typing.NamedTuple("Gradients", [(entry, jax.Array) for entry in wanted])
 

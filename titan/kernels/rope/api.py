@@ -45,6 +45,8 @@ def rotate_heads(x_BTF: Tensor, cos_BTH: Tensor, sin_BTH: Tensor, *, implementat
             f"x is {list(x_BTF.shape)}: cos {list(cos_BTH.shape)} asks for [{cos_BTH.shape[0]}, {cos_BTH.shape[1]}, "
             f"a multiple of {head_dim}]"
         )
+    if not x_BTF.numel():
+        raise ValueError(f"x is {list(x_BTF.shape)}: it is empty, give at least one element")
     if x_BTF.dtype not in _DTYPES:
         raise NotImplementedError(f"x is {x_BTF.dtype}: convert it to float32 or bfloat16")
     if head_dim % LANES:

@@ -65,6 +65,8 @@ def test_wrong_arguments_are_one_clear_line():
         rotate_heads(x, cos.bfloat16(), sin.bfloat16())
     with pytest.raises(ValueError, match=r"asks for \[1, 8, a multiple of 64\]"):
         rotate_heads(x[..., :60], cos, sin)
+    with pytest.raises(ValueError, match=r"x is \[1, 0, 64\]: it is empty"):
+        rotate_heads(x[:, :0], cos[:, :0], sin[:, :0])
     with pytest.raises(NotImplementedError, match="x is torch.float16: convert it"):
         rotate_heads(x.half(), cos, sin)
     with pytest.raises(NotImplementedError, match="multiples of 128, not 64"):

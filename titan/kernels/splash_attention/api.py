@@ -78,6 +78,8 @@ def splash_attention(
 def _check(q, k, v, segment_ids, kv_segment_ids, window, soft_cap) -> None:
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q and k must be [batch, heads, tokens, head dim]: q {list(q.shape)}, k {list(k.shape)}")
+    if not q.numel() or not k.numel():
+        raise ValueError(f"q {list(q.shape)} or k {list(k.shape)} is empty: give at least one element")
     batch, num_heads, length, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if k.shape != v.shape or k.shape != (batch, num_kv_heads, length, head_dim):
@@ -85,7 +87,7 @@ def _check(q, k, v, segment_ids, kv_segment_ids, window, soft_cap) -> None:
             "k and v must have the batch, tokens and head dim of q: "
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         )
-    if num_kv_heads == 0 or num_heads % num_kv_heads:
+    if num_heads % num_kv_heads:
         raise ValueError(f"q has {num_heads} heads, which must be a multiple of the {num_kv_heads} of k and v")
     if q.dtype not in _DTYPES or not q.dtype == k.dtype == v.dtype:
         raise NotImplementedError(

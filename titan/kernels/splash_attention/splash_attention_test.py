@@ -192,6 +192,12 @@ Q, K, IDS = tensor(1, 4, 8, 16), tensor(1, 2, 8, 16), tensor(1, 8, dtype=torch.i
     ("error", "message", "arguments", "options"),
     (
         (ValueError, "must be \\[batch, heads, tokens, head dim\\]", (Q[0], K, K), {}),
+        (
+            ValueError,
+            "q \\[1, 4, 0, 16\\] or k \\[1, 2, 0, 16\\] is empty",
+            (Q[:, :, :0], K[:, :, :0], K[:, :, :0]),
+            {},
+        ),
         (ValueError, "k and v must have the batch, tokens and head dim of q", (Q, K, K[..., :8]), {}),
         (ValueError, "must be a multiple of the 3", (Q, tensor(1, 3, 8, 16), tensor(1, 3, 8, 16)), {}),
         (NotImplementedError, "all float32 or all bfloat16", (Q, K.bfloat16(), K), {}),
