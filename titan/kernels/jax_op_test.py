@@ -172,6 +172,7 @@ def test_the_target_chooses_the_implementation_and_the_log_says_which(caplog):
         assert "pallas_call" in str(jax.make_jaxpr(lambda *a: matmul.jax(*a))(x, w))
         assert "pallas_call" not in str(jax.make_jaxpr(lambda *a: matmul.jax(*a, implementation="xla"))(x, w))
     assert "titan_test::matmul: mosaic on tpu" in caplog.messages
+    assert Target("tpu", "TPU v7x").generation == Target("tpu", "TPU7x").generation == "tpu7x"
     assert where_am_i(torch.zeros(1)).item() == 1.0
 
 

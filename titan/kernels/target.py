@@ -15,6 +15,8 @@ _GENERATIONS = {
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
     "TPU7x": "tpu7x",
+    "TPU v7x": "tpu7x",
+    "TPU v7": "tpu7x",
 }
 
 

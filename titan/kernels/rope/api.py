@@ -34,7 +34,7 @@ def rotate_heads(x_BTF: Tensor, cos_BTH: Tensor, sin_BTH: Tensor, *, implementat
       ValueError: shapes or dtypes do not go together, or no such implementation.
       NotImplementedError: a dtype that is not listed, or a head dim that the kernel does not take.
     """
-    if cos_BTH.ndim != 3 or cos_BTH.shape != sin_BTH.shape or cos_BTH.dtype != torch.float32 != sin_BTH.dtype:
+    if cos_BTH.ndim != 3 or cos_BTH.shape != sin_BTH.shape or {cos_BTH.dtype, sin_BTH.dtype} != {torch.float32}:
         raise ValueError(
             f"cos is {cos_BTH.dtype}{list(cos_BTH.shape)} and sin {sin_BTH.dtype}{list(sin_BTH.shape)}: "
             "both must be float32 [B, T, H]"

@@ -63,6 +63,8 @@ def test_wrong_arguments_are_one_clear_line():
         rotate_heads(x, cos, sin[..., :16])
     with pytest.raises(ValueError, match=r"both must be float32"):
         rotate_heads(x, cos.bfloat16(), sin.bfloat16())
+    with pytest.raises(ValueError, match=r"both must be float32"):
+        rotate_heads(x, cos.bfloat16(), sin)
     with pytest.raises(ValueError, match=r"asks for \[1, 8, a multiple of 64\]"):
         rotate_heads(x[..., :60], cos, sin)
     with pytest.raises(ValueError, match=r"x is \[1, 0, 64\]: it is empty"):

@@ -66,7 +66,8 @@ class SplashTiles:
 
 def table_key(implementation: str, length: int, head_dim: int, dtype: str, causal: bool, window: int) -> str:
     """Key of the tuned table: what the best block sizes depend on."""
-    mask = f"{'causal' if causal else 'full'}{f'_window{window}' if window else ''}"
+    window_name = f"_window{window}" if 0 < window < length else ""  # a wider window hides nothing
+    mask = ("causal" if causal else "full") + window_name
     return f"{implementation}_T{length}_D{head_dim}_{dtype}_{mask}"
 
 

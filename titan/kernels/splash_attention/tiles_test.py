@@ -9,6 +9,7 @@ from titan.kernels.splash_attention.tiles import (
     candidates,
     check_pass,
     resolve,
+    table_key,
     vmem_bytes,
 )
 from titan.kernels.vmem import MIB, VmemError
@@ -85,6 +86,12 @@ def test_tuned_blocks_that_do_not_fit_are_not_taken():
     tuned = {"sa_block_q": 2048, "sa_block_kv": 2048, "sa_block_kv_compute": 2048}
     assert forward_blocks(resolve(SplashTiles(), shape_of(8192), tuned)) == (2048, 2048, 2048)
     assert forward_blocks(resolve(SplashTiles(), shape_of(8192, itemsize=4), tuned)) == (1024, 1024, 512)
+
+
+def test_a_window_that_hides_nothing_has_the_key_of_no_window():
+    keys = [table_key("jax", 4096, 128, "bfloat16", True, window) for window in (0, 4096, 5000, 4095)]
+    assert keys[:3] == ["jax_T4096_D128_bfloat16_causal"] * 3
+    assert keys[3] == "jax_T4096_D128_bfloat16_causal_window4095"
 
 
 @pytest.mark.parametrize("kernel_pass", PASSES)
