@@ -24,7 +24,7 @@ from typing import Any
 
 from titan.core.hardware import HARDWARE
 
-KERNELS = ("splash_attention", "grouped_matmul")
+KERNELS = ("splash_attention", "fused_linear_cross_entropy", "grouped_matmul")
 _TIMED_CALLS = 20
 
 

@@ -1,14 +1,17 @@
 """Fused linear cross-entropy compiled by the real TPU compilers, at shapes of real models."""
 
 import functools
+import math
 
 import jax
 import pytest
 
 from titan.kernels.fused_linear_cross_entropy.arg_specs import LARGE, LossShape, aot_cases, by_vocabulary_tiles
-from titan.kernels.fused_linear_cross_entropy.tiles import candidates, vmem_bytes
+from titan.kernels.fused_linear_cross_entropy.tiles import candidates, tiles_for, vmem_bytes
+from titan.kernels.fused_linear_cross_entropy.tuning import tuning_cases
 from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
-from titan.kernels.tpu_compile import compile_for_tpu
+from titan.kernels.target import Target, lowering_for
+from titan.kernels.tpu_compile import compile_for_tpu, tpu_device
 from titan.kernels.vmem import VmemError
 
 MIB = 2**20
@@ -60,6 +63,20 @@ def test_an_embedding_block_must_divide_the_dim() -> None:
     shape = LARGE[2]
     with pytest.raises(ValueError, match="block_embed is 1024, and the embedding dim 6656: choose 128, 256, 512, "):
         compile_for_tpu(statistics(shape, block_embed=1024), *shape.args(), generation="v6e")
+
+
+@pytest.mark.parametrize("generation", ["v5e", *GENERATIONS])
+def test_the_tuner_tries_the_default_blocks_and_counts_the_steps_of_each(generation: str) -> None:
+    for shape, case in zip(LARGE, tuning_cases(generation), strict=True):
+        default = tiles_for(*shape.args()[:2], generation=generation)
+        sizes = {name: getattr(default, name) for name in ("block_tokens", "block_vocab", "block_embed")}
+        assert sizes in case.candidates
+        with lowering_for(Target("tpu", tpu_device(generation).device_kind)):
+            programs = [jax.make_jaxpr(case.build(sizes))(*case.args) for sizes in case.candidates]
+        for program, sizes in zip(programs, case.candidates, strict=True):
+            (call,) = (equation for equation in program.eqns if equation.primitive.name == "pallas_call")
+            assert call.params["name"] == case.hlo_name
+            assert math.prod(call.params["grid_mapping"].grid) == case.num_steps(sizes)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
