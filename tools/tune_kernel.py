@@ -19,7 +19,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from titan.core.hardware import HARDWARE
@@ -47,12 +48,17 @@ def modelled_cycles(case: Any, sizes: dict[str, int], generation: str, dump_fold
     return float(loops[case.hlo_name] * case.num_steps(sizes))
 
 
-def timed_seconds(function: Callable[..., Any], args: Sequence[Any]) -> float:
-    """The median wall time of a compiled call on JAX's default device, arguments zero."""
+def timed_seconds(
+    function: Callable[..., Any], args: Sequence[Any], values: Mapping[int, Sequence[int]] = MappingProxyType({})
+) -> float:
+    """The median wall time of a compiled call on JAX's default device; arguments are zero but for `values`."""
     import jax
     import jax.numpy as jnp
 
-    arrays = [jnp.zeros(arg.shape, arg.dtype) for arg in args]
+    arrays = [
+        jnp.asarray(values[i], arg.dtype) if i in values else jnp.zeros(arg.shape, arg.dtype)
+        for i, arg in enumerate(args)
+    ]
     compiled = jax.jit(function).lower(*arrays).compile()
     jax.block_until_ready(compiled(*arrays))
     seconds = []
@@ -142,7 +148,7 @@ def _tune(arguments: argparse.Namespace, dump_folder: pathlib.Path) -> int:
 
         def cost(sizes: dict[str, int], case: Any = case) -> float:
             if present:
-                return timed_seconds(case.build(sizes), case.args)
+                return timed_seconds(case.build(sizes), case.args, case.values)
             return modelled_cycles(case, sizes, generation, dump_folder)
 
         best_cost, best = ranked(case.candidates, cost)[0]

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from titan.kernels import tile_table
+from titan.kernels.grouped_matmul.tuning import tuning_cases
 from tools import tune_kernel
 
 # One short sequence, whose candidates compile in a second each.
@@ -50,8 +51,25 @@ def test_ranking_is_by_cost_and_drops_what_does_not_fit():
 
 
 def test_where_there_is_the_device_a_call_is_timed():
-    seconds = tune_kernel.timed_seconds(lambda x: x @ x, [jax.ShapeDtypeStruct((64, 64), jnp.float32)])
-    assert 0.0 < seconds < 10.0
+    seen = []
+
+    def function(x, sizes):
+        jax.debug.callback(lambda *arrays: seen.append([array.tolist() for array in arrays]), x[0, :2], sizes)
+        return x @ x
+
+    args = [jax.ShapeDtypeStruct((64, 64), jnp.float32), jax.ShapeDtypeStruct((2,), jnp.int32)]
+    assert 0.0 < tune_kernel.timed_seconds(function, args, {1: (40, 24)}) < 10.0
+    jax.effects_barrier()
+    assert seen[0] == [[0.0, 0.0], [40, 24]]
+
+
+def test_groups_that_are_timed_use_up_the_rows_and_split_tiles():
+    for case in tuning_cases("v6e"):
+        ((position, sizes),) = case.values.items()
+        assert case.args[position].shape == (len(sizes),)
+        assert sum(sizes) == case.args[0].shape[0]
+        assert min(sizes) > 0
+        assert all(sum(sizes[:end]) % 128 for end in (1, 3))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """One kernel at one real shape, as the benchmarks and the tuner see it."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -45,6 +45,7 @@ class TuningCase:
       build: from block sizes to the JAX function of `args` that runs the pass.
       hlo_name: the kernel's name in the compiled program.
       num_steps: from block sizes to the number of grid steps that compute.
+      values: what an argument holds where the pass is timed, by its position; the others hold zeros.
     """
 
     kernel: str
@@ -55,3 +56,4 @@ class TuningCase:
     build: Callable[[dict[str, int]], Callable[..., Any]]
     hlo_name: str
     num_steps: Callable[[dict[str, int]], int]
+    values: Mapping[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)

@@ -64,7 +64,15 @@ def _cases(problem: Problem, generation: str) -> Iterator[TuningCase]:
             build=functools.partial(_build, kernel, problem),
             hlo_name=_HLO_NAMES[problem.num_weights][kernel],
             num_steps=lambda sizes, kernel=kernel: num_steps(_blocks(kernel, sizes), problem),
+            values={1 + problem.num_weights: _uneven_sizes(problem)},
         )
+
+
+def _uneven_sizes(problem: Problem) -> tuple[int, ...]:
+    """Sizes of the groups, large and small in turn, that use up the rows and end within a row tile."""
+    even = problem.num_rows // problem.num_groups
+    sizes = [even + (even // 3 if group % 2 else -(even // 3)) for group in range(problem.num_groups)]
+    return (*sizes[:-1], problem.num_rows - sum(sizes[:-1]))
 
 
 def _arguments(problem: Problem, *, backward: bool) -> tuple[jax.ShapeDtypeStruct, ...]:
