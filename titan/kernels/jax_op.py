@@ -165,7 +165,8 @@ class JaxOp:
         chosen = self.choose(implementation, target.platform)
         interpreted = chosen.pallas and target.platform != "tpu"
         _log_choice(self.name, chosen.name, target.platform, interpreted)
-        with _interpreter() if interpreted else contextlib.nullcontext():
+        # Kernels are written for JAX's 32-bit mode; a program around them may be in the other.
+        with jax.enable_x64(False), _interpreter() if interpreted else contextlib.nullcontext():
             return chosen.function(*arrays, **{**self.signature.defaults, **attributes})
 
     def _register(self) -> CustomOpDef:
@@ -220,7 +221,8 @@ class JaxOp:
         function = functools.partial(
             self._implementations[DEFAULT_IMPLEMENTATION].function, **{**self.signature.defaults, **dict(attributes)}
         )
-        results = self.signature.unpack(jax.eval_shape(function, *arrays))
+        with jax.enable_x64(False):
+            results = self.signature.unpack(jax.eval_shape(function, *arrays))
         return tuple((result.shape, torch_dtype(result.dtype)) for result in results)
 
     def _to_torch(self, results: Any) -> Any:

@@ -81,6 +81,11 @@ def where_am_i(x: jax.Array) -> jax.Array:
     return x + {"cpu": 1.0, "tpu": 2.0}[current_target().platform]
 
 
+@jax_op("titan_test::total", backward=None)
+def total(x: jax.Array) -> jax.Array:
+    return jax.lax.fori_loop(0, x.shape[0], lambda i, so_far: so_far + x[i], jnp.zeros(()))
+
+
 def _inputs(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     x, w = (torch.randn(shape, generator=generator, dtype=dtype) for shape in ((6, 4), (4, 5)))
@@ -149,6 +154,16 @@ def test_no_copy_of_an_aligned_tensor_and_none_of_the_result():
     array = to_array(x)
     assert array.unsafe_buffer_pointer() == x.data_ptr()
     assert to_tensor(array).data_ptr() == x.data_ptr()
+
+
+def test_a_program_in_64_bit_mode_may_use_an_op():
+    with jax.enable_x64(True):
+        out = total(torch.ones(3))
+        with FakeTensorMode():
+            assert total(torch.ones(3)).dtype == torch.float32
+        inlined = jax.jit(lambda x: total.jax(x.astype(jnp.float32)) + jnp.zeros(()))(jnp.ones(3))
+    assert (out.item(), out.dtype) == (3.0, torch.float32)
+    assert (inlined.item(), inlined.dtype) == (3.0, jnp.float64)
 
 
 def test_it_is_captured_as_one_op_with_its_gradient():
