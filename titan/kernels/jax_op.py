@@ -35,6 +35,7 @@ from typing import Any
 import jax
 import torch
 from torch._library.custom_ops import CustomOpDef
+from torch.autograd.forward_ad import unpack_dual
 
 from titan.kernels.arrays import abstract_array, to_array, to_tensor, torch_dtype
 from titan.kernels.signature import Signature, signature_of
@@ -155,7 +156,11 @@ class JaxOp:
         Raises:
           ValueError: there is no such implementation.
           TypeError: a tensor has a dtype that no kernel takes, or is None where it must not be.
+          NotImplementedError: under `torch.func.vmap` and in forward-mode differentiation.
         """
+        if any(tensor is not None and unpack_dual(tensor).tangent is not None for tensor in tensors):
+            # PyTorch would go on with a derivative of zero.
+            raise NotImplementedError(f"{self.name} has no forward-mode derivative: use reverse mode")
         result = self._op(*tensors, **attributes)
         return self.signature.result_type(*_as_tuple(result)) if self.signature.result_type else result
 
@@ -211,7 +216,9 @@ class JaxOp:
 
     def _fake(self, *tensors: torch.Tensor | None, **attributes: Any) -> Any:
         attributes.pop("implementation", None)  # all return the same shapes, and this one needs no TPU to be traced
-        device = next(tensor.device for tensor in tensors if tensor is not None)
+        device, *others = {tensor.device: None for tensor in tensors if tensor is not None}
+        if others:
+            raise ValueError(f"{self.name}: its tensors lie on {device} and {others[0]}: move them to one device")
         shapes = self._result_shapes(self._convert(abstract_array, tensors), _hashable(attributes))
         return self._to_torch(torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes)
 
@@ -229,7 +236,7 @@ class JaxOp:
         results = tuple(results)
         return results[0] if len(results) == 1 else results
 
-    def _refuse_vmap(self, *_: Any) -> Any:
+    def _refuse_vmap(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(f"{self.name} has no vmap rule: give it the batch as a dim of its arguments")
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:

@@ -202,7 +202,11 @@ def test_what_a_user_may_get_wrong_is_one_clear_line():
     with pytest.raises(TypeError, match="titan_test::sine_power: x is None: give a tensor"):
         sine_power(None)
     with pytest.raises(NotImplementedError, match="titan_test::sine_power has no vmap rule"):
-        torch.func.vmap(sine_power)(x)
+        torch.func.vmap(lambda x: sine_power(x, power=2))(x)
+    with pytest.raises(NotImplementedError, match="titan_test::sine_power has no forward-mode derivative"):
+        torch.func.jvp(sine_power, (x.detach(),), (torch.ones_like(x),))
+    with pytest.raises(ValueError, match="titan_test::matmul: its tensors lie on cpu and meta: move them to one"):
+        matmul(x, w.to("meta"))
     with pytest.raises(TypeError, match=r"index is int32 and has no gradient.*differentiable"):
         derived = jax_op("titan_test::pick_all")(_pick_all)
         derived(w, torch.tensor([0])).sum().backward()
