@@ -23,12 +23,10 @@ class KernelSchedule:
 
     Attributes:
       name: of the HLO instruction, without its number: the kernel's own name.
-      bundles: in all.
       loop_bundles: within the grid loop (a kernel without a grid has none).
     """
 
     name: str
-    bundles: int
     loop_bundles: int
 
 
@@ -57,6 +55,5 @@ def parse_bundles(text: str) -> KernelSchedule | None:
     depths = [match.group("depth") for match in map(_BUNDLE.match, text.splitlines()) if match]
     return KernelSchedule(
         name=re.sub(r"\.\d+$", "", instruction.group("name")),
-        bundles=len(depths),
         loop_bundles=sum(">" in depth for depth in depths),
     )

@@ -1,18 +1,10 @@
 """Fused linear cross-entropy: the language-model head's matmul, softmax and loss with no full logits in memory.
 
-Two algorithms (`Gradients`), both exact, trade memory for matrix multiplications. HBM temporaries in MiB of forward and
-backward, besides arguments and gradients, in bfloat16, by compiling for v6e / tpu7x (libtpu 0.0.42); "naive" is the
-plain formula under XLA:
-
-    tokens x embed x vocab           BACKWARD    FORWARD        naive
-    8192 x 4096 x 128256             129 / 232   2004 / 3070    5010 / 12024
-    8192 x 4096 x 151936             129 / 210                  5935 / 14244
-    8192 x 16384 x 128256            512 / 888      -- / 9274    4008 / 4008
-    16384 x 6656 x 202048, capped    416 / 572   5130 / 6916   25256 / 25256
-
-On v6e these are the float32 [M, E] array of BACKWARD and the float32 [V, E] array of FORWARD. With XLA's forward in
-place of the Mosaic kernel and plain slices of the weight, BACKWARD took 168 / 1299 for the first shape, with as many
-matrix multiplications: that is why "mosaic" is the automatic choice on TPU. No time was measured on a TPU.
+Two algorithms (`Gradients`), both exact, trade memory for matrix multiplications; docs/kernels.md has the HBM that each
+takes at heads of real models. On v6e its temporaries are the float32 [M, E] array of BACKWARD, the float32 [V, E] one of
+FORWARD. With XLA's forward in place of the Mosaic kernel and plain slices of the weight, BACKWARD took 168 / 1299 MiB
+rather than 129 / 233 on v6e / tpu7x at 8192 x 4096 x 128256, with as many matrix multiplications: that is why "mosaic"
+is the automatic choice on TPU. No time was measured on a TPU.
 
 On a CPU at 8192 x 1024 x 32768 in float32, where `F.linear` and `F.cross_entropy` took 3086 MiB more than before the
 call and 23.7 s of CPU time, BACKWARD took 264 MiB and 15.1 s, and FORWARD 10 s; XLA counts 356 MiB of temporaries and
