@@ -1,7 +1,7 @@
 """Fused linear cross-entropy: the language-model head's matmul, softmax and loss with no full logits in memory.
 
 Two algorithms (`Gradients`), both exact, trade memory for matrix multiplications; docs/kernels.md has the HBM that each
-takes at heads of real models. On v6e its temporaries are the float32 [M, E] array of BACKWARD, the float32 [V, E] one of
+takes at heads of real models. On v6e its temporary is the float32 [M, E] array of BACKWARD, the float32 [V, E] of
 FORWARD. With XLA's forward in place of the Mosaic kernel and plain slices of the weight, BACKWARD took 168 / 1299 MiB
 rather than 129 / 233 on v6e / tpu7x at 8192 x 4096 x 128256, with as many matrix multiplications: that is why "mosaic"
 is the automatic choice on TPU. No time was measured on a TPU.
