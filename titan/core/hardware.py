@@ -13,22 +13,28 @@ class Hardware:
       peak_bf16_flops: dense bfloat16 FLOP/s of one chip.
       hbm_bytes: memory of one chip in bytes, the stated GB read as 10**9, the smaller reading.
       hbm_bytes_per_second: bandwidth of one chip's memory.
+      usable_hbm_bytes: memory of one device that XLA:TPU lets a program have, as its out-of-memory error states it.
       devices_per_chip: JAX devices that one chip presents.
+      slice_dims: dims of the torus that the interconnect of a slice forms.
+      pod_chips: chips of the largest slice.
       device_kinds: values of `jax.Device.device_kind` that mean this generation.
     """
 
     peak_bf16_flops: float
     hbm_bytes: int
     hbm_bytes_per_second: float
+    usable_hbm_bytes: int
     devices_per_chip: int
+    slice_dims: int
+    pod_chips: int
     device_kinds: tuple[str, ...]
 
 
 HARDWARE = {
-    "v5e": Hardware(197e12, 16 * 10**9, 819e9, 1, ("TPU v5 lite", "TPU v5e")),
-    "v5p": Hardware(459e12, 95 * 10**9, 2765e9, 1, ("TPU v5", "TPU v5p")),
-    "v6e": Hardware(918e12, 32 * 10**9, 1640e9, 1, ("TPU v6 lite", "TPU v6e")),
-    "tpu7x": Hardware(2307e12, 192 * 10**9, 7380e9, 2, ("TPU7x", "TPU v7x", "TPU v7")),
+    "v5e": Hardware(197e12, 16 * 10**9, 819e9, int(15.75 * 2**30), 1, 2, 256, ("TPU v5 lite", "TPU v5e")),
+    "v5p": Hardware(459e12, 95 * 10**9, 2765e9, int(95.74 * 2**30), 1, 3, 8960, ("TPU v5", "TPU v5p")),
+    "v6e": Hardware(918e12, 32 * 10**9, 1640e9, int(31.25 * 2**30), 1, 2, 256, ("TPU v6 lite", "TPU v6e")),
+    "tpu7x": Hardware(2307e12, 192 * 10**9, 7380e9, int(94.75 * 2**30), 2, 3, 9216, ("TPU7x", "TPU v7x", "TPU v7")),
 }
 """The TPU generations titan knows, by the name that topologies use (`v6e:2x4`)."""
 
