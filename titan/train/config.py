@@ -393,9 +393,7 @@ class Config:
     def _check_aot(self) -> None:
         if bool(self.hardware) != self.aot.enable:
             flag, missing = ("aot", "--hardware=v6e-2x4") if self.aot.enable else ("hardware", "--aot")
-            raise ConfigError(
-                flag, "--aot and --hardware go together", f"add {missing}, or leave --{flag} out"
-            )
+            raise ConfigError(flag, "--aot and --hardware go together", f"add {missing}, or leave --{flag} out")
         if not self.hardware:
             return
         tpu_slice = self.tpu_slice

@@ -16,7 +16,6 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all
 _LISTS = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
-_CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Collective:
 def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
     """The collectives of a program that was compiled for `mesh`, in the order of the text."""
     found = []
-    seen: set[tuple] = set()
+    seen: set[tuple[str, ...]] = set()
     for computation, instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send":
@@ -76,12 +75,16 @@ def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
         if not kind:
             continue
         callers = list(module.calls_to(computation))
-        pieces = [caller for caller in callers if caller.opcode in ("fusion", "async-start", "custom-call")]
-        # A collective that is fused with computation stands once in each of the fusions that carry a part of it.
-        key = (kind, instruction.op_name, _CHANNEL.search(instruction.attributes)[0]) if pieces else instruction.name
-        if key in seen and pieces:
-            continue
-        seen.add(key)
+        if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
+            kind = "reduce-scatter"  # XLA:TPU's own form: an all-reduce of which each device computes its slice alone
+        fused = any(caller.opcode == "fusion" and "async" in caller.name for caller in callers)
+        started = any(name.endswith("-start") for name in (instruction.opcode, *(caller.opcode for caller in callers)))
+        if fused:
+            # A collective that overlaps with computation stands once in each fusion that carries a part of it.
+            key = (kind, instruction.op_name, instruction.result)
+            if key in seen:
+                continue
+            seen.add(key)
         found.append(
             Collective(
                 instruction,
@@ -89,7 +92,7 @@ def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
                 kind,
                 axes,
                 _bytes(module, computation, instruction, kind),
-                instruction.opcode != kind or bool(pieces),
+                fused or started,
                 any(caller.opcode == "while" for caller in callers),
             )
         )

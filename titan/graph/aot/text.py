@@ -1,0 +1,87 @@
+"""A report as text for the terminal."""
+
+from collections.abc import Iterable, Sequence
+
+from titan.graph.aot.report import Memory, Report
+
+
+def to_text(report: Report) -> str:
+    """The report, section by section, each line at most about 120 characters."""
+    tokens = report.batch_size * report.sequence_length
+    lines = [
+        f"{report.name} on {report.hardware}: {report.num_devices} devices, {report.num_chips} chips, mesh "
+        f"{report.mesh}; {report.batch_size} x {report.sequence_length} = {tokens:,} tokens a step",
+        "",
+        *_memory(report.memory),
+        "",
+        *_collectives(report),
+        "",
+        *_compute(report),
+        "",
+        "seconds    " + ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items()),
+        "versions   " + ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        *(f"missing    {line}" for line in report.missing),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _memory(memory: Memory) -> list[str]:
+    verdict = "fits" if memory.fits else "DOES NOT FIT"
+    share = memory.needed / memory.capacity
+    rows = [
+        ("parameters", memory.parameters),
+        ("optimizer state", memory.optimizer_state),
+        ("batch", memory.batch),
+        *((f"{kind} at the peak", num_bytes) for kind, num_bytes in memory.at_peak.items()),
+        *([("host memory", memory.host)] if memory.host else []),
+    ]
+    lines = [
+        f"memory     {verdict}: {'peak' if memory.fits else 'needs'} {_gib(memory.needed)} of "
+        f"{_gib(memory.capacity)} a device ({share:.0%})"
+    ]
+    lines += _table([(name, _gib(num_bytes)) for name, num_bytes in rows])
+    if memory.largest:
+        lines.append("  largest buffers besides the arguments" + (" at the peak:" if memory.fits else ":"))
+        lines += _table(
+            (_gib(row.bytes), f"{row.count} x" if row.count > 1 else "", row.shape, row.kind, row.made_by)
+            for row in memory.largest
+        )
+    lines += [f"  to make it fit: {advice}" for advice in memory.advice]
+    return lines
+
+
+def _collectives(report: Report) -> list[str]:
+    if not report.collectives:
+        return ["collectives  none" if report.memory.fits else "collectives  not known without a compiled program"]
+    rows = [("axis", "kind", "count", "bytes", "")]
+    for row in report.collectives:
+        form = "asynchronous" if row.asynchronous else "exposed"
+        rows.append((row.axes, row.kind, f"{row.count}", _gib(row.bytes), form + (", in a loop" * row.in_loop)))
+    return ["collectives  of one device, in one step", *_table(rows)]
+
+
+def _compute(report: Report) -> list[str]:
+    compute = report.compute
+    rows = [("model FLOPs", f"{compute.model_flops:.3e}")]
+    if compute.compiled_flops is not None:
+        rows.append(
+            ("compiled FLOPs", f"{compute.compiled_flops:.3e} ({compute.compiled_flops / compute.model_flops:.2f}x)")
+        )
+    if compute.hbm_bytes is not None:
+        rows.append(("HBM traffic of a device", _gib(int(compute.hbm_bytes))))
+    if report.program_bytes is not None:
+        rows.append(("program", f"{report.program_bytes / 2**20:.1f} MiB"))
+    kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
+    if report.memory.fits:
+        rows.append(("Pallas kernels", kernels or "none"))
+    return ["compute    of all devices, in one step", *_table(rows)]
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.2f} MiB"
+
+
+def _table(rows: Iterable[Sequence[str]]) -> list[str]:
+    rows = list(rows)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
+    return ["    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]

@@ -1,0 +1,152 @@
+"""Ahead-of-time compilation of a run's training step for a TPU slice that is not there, and the report on it."""
+
+import importlib.metadata
+import os
+import pathlib
+from typing import Any
+
+from titan.core.config.validate import ConfigError
+from titan.graph.aot.collectives import find_collectives, group_collectives
+from titan.graph.aot.hlo import HloModule, parse_hlo
+from titan.graph.aot.kernels import count_kernels
+from titan.graph.aot.memory import argument_bytes, memory_of, memory_that_does_not_fit
+from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
+from titan.graph.aot.report import Compute, Report, differences, from_json, to_json
+from titan.graph.aot.text import to_text
+from titan.train.build import Run, build, sharding_policy
+from titan.train.compiled_step import Shapes
+from titan.train.config import Config, TrainingConfig
+from titan.train.runtime_aot import AotRuntime
+from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
+
+_PACKAGES = ("jax", "jaxlib", "libtpu", "torch")
+
+
+def main(config: Config) -> int:
+    """Compiles, prints the report and writes it where the configuration says.
+
+    Returns:
+      The exit code: 0 if the step fits, 1 if it does not.
+    """
+    earlier = _earlier(config.aot.compare) if config.aot.compare else None
+    report = compile_ahead_of_time(config)
+    print(to_text(report), end="", flush=True)
+    if config.aot.report:
+        path = pathlib.Path(config.aot.report).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(report), encoding="utf-8")
+        print(f"report: {path}")
+    if earlier:
+        print(f"\nagainst {config.aot.compare}:")
+        print("\n".join(f"  {line}" for line in differences(earlier, report)) or "  no difference")
+    return 0 if report.memory.fits else 1
+
+
+def compile_ahead_of_time(config: Config) -> Report:
+    """Compiles the training step of a validated configuration for its `hardware`; no array of its size is allocated.
+
+    Raises:
+      ConfigError: libtpu is missing, or the configuration does not suit the slice.
+    """
+    runtime = AotRuntime(config.tpu_slice)
+    run = build(config, runtime)
+    shapes = batch_shapes(run.config.training)
+    try:
+        compiled = run.train_step.executable_for_shapes(shapes).compiled
+    except OutOfDeviceMemoryError as error:
+        return _report(run, runtime, shapes, error, None)
+    return _report(run, runtime, shapes, None, compiled)
+
+
+def batch_shapes(training: TrainingConfig) -> Shapes:
+    """The shapes of one step's batch: [microbatch, sequence, position], and () for the learning rate."""
+    shape = (training.microbatches, training.batch_size // training.microbatches, training.sequence_length)
+    return {**dict.fromkeys(BATCH_TENSORS, shape), LEARNING_RATE: ()}
+
+
+def _report(
+    run: Run, runtime: AotRuntime, shapes: Shapes, error: OutOfDeviceMemoryError | None, compiled: Any
+) -> Report:
+    config, tpu_slice, mesh = run.config, run.config.tpu_slice, run.mesh
+    training = config.training
+    missing: list[str] = []
+    header, module = _module(compiled, missing) if compiled else ("", None)
+    state = runtime.state_layouts
+    batch = batch_layouts(shapes, mesh, sharding_policy(config.parallelism))
+    memory_arguments = {
+        "capacity": tpu_slice.hardware.usable_hbm_bytes,
+        "arguments": {
+            "parameters": argument_bytes([layout for name, layout in state.items() if name.startswith(PARAMS)], mesh),
+            "optimizer_state": argument_bytes(
+                [layout for name, layout in state.items() if not name.startswith(PARAMS)], mesh
+            ),
+            "batch": argument_bytes(batch.values(), mesh),
+        },
+    }
+    if error:
+        memory = memory_that_does_not_fit(error, **memory_arguments, advice=_advice(config))
+    else:
+        memory = memory_of(compiled.memory_analysis(), module, header, **memory_arguments)
+    cost = compiled.cost_analysis() if compiled else {}
+    tokens = training.batch_size * training.sequence_length
+    return Report(
+        name=config.name,
+        hardware=str(tpu_slice),
+        mesh=str(mesh),
+        num_devices=tpu_slice.num_devices,
+        num_chips=tpu_slice.num_chips,
+        batch_size=training.batch_size,
+        sequence_length=training.sequence_length,
+        memory=memory,
+        collectives=group_collectives(find_collectives(module, mesh)) if module else (),
+        compute=Compute(
+            model_flops=config.model.flops_per_token(training.sequence_length) * tokens,
+            compiled_flops=cost["flops"] * mesh.num_devices if "flops" in cost else None,
+            hbm_bytes=cost.get("bytes accessed"),
+            kernels=count_kernels(module) if module else {},
+        ),
+        seconds=dict(run.seconds),
+        program_bytes=compiled.memory_analysis().generated_code_size_in_bytes if compiled else None,
+        versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+        missing=tuple(missing),
+    )
+
+
+def _module(compiled: Any, missing: list[str]) -> tuple[str, HloModule | None]:
+    """The first line of the optimized HLO, and the HLO. A libtpu newer than jaxlib may make ops it cannot print."""
+    try:
+        text = compiled.as_text()
+        return text.partition("\n")[0], parse_hlo(text)
+    except (RuntimeError, ValueError) as error:
+        missing.append(f"collectives, kernels and buffers: the compiled program cannot be read ({error})")
+        return "", None
+
+
+def _advice(config: Config) -> list[str]:
+    training, parallelism = config.training, config.parallelism
+    advice = []
+    num_devices = config.tpu_slice.num_devices
+    if training.batch_size // training.microbatches > num_devices:
+        most = training.batch_size // num_devices
+        advice.append(
+            f"--training.microbatches={min(most, 2 * training.microbatches)}: fewer sequences at a time, more turns"
+        )
+    elif training.batch_size == num_devices * training.microbatches and training.sequence_length > 1024:
+        advice.append("shorter --training.sequence_length: each device has one sequence at a time already")
+    if not parallelism.gather_dtype:
+        advice.append("--parallelism.gather_dtype=bfloat16: parameters are gathered and used at half the size")
+    if parallelism.data_parallel_replicate > config.tpu_slice.num_slices:
+        advice.append("--parallelism.data_parallel_replicate=1: the state sharded over all devices")
+    if not config.splash_attention_kernel.use_splash_attention_kernel:
+        advice.append("--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores")
+    if not config.fused_linear_cross_entropy.enable:
+        advice.append("--fused_linear_cross_entropy.enable: never all logits at a time")
+    advice.append("a larger --hardware: parameters and optimizer state are sharded over all its devices")
+    return advice
+
+
+def _earlier(path: str) -> Report:
+    try:
+        return from_json(pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("aot.compare", f"{path!r} is no report: {error}", "give a file of --aot.report") from None
