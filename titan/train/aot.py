@@ -6,10 +6,11 @@ import pathlib
 from typing import Any
 
 from titan.core.config.validate import ConfigError
+from titan.graph.aot.buffers import live_at_peak, temporaries
 from titan.graph.aot.collectives import find_collectives, group_collectives
-from titan.graph.aot.hlo import HloModule, parse_hlo
+from titan.graph.aot.hlo import parse_hlo
 from titan.graph.aot.kernels import count_kernels
-from titan.graph.aot.memory import argument_bytes, memory_of, memory_that_does_not_fit
+from titan.graph.aot.memory import argument_bytes, memory_of
 from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
 from titan.graph.aot.report import Compute, Report, differences, from_json, to_json
 from titan.graph.aot.text import to_text
@@ -50,12 +51,12 @@ def compile_ahead_of_time(config: Config) -> Report:
     """
     runtime = AotRuntime(config.tpu_slice)
     run = build(config, runtime)
-    shapes = batch_shapes(run.config.training)
+    compiled, needed = None, 0
     try:
-        compiled = run.train_step.executable_for_shapes(shapes).compiled
+        compiled = run.train_step.executable_for_shapes(batch_shapes(run.config.training)).compiled
     except OutOfDeviceMemoryError as error:
-        return _report(run, runtime, shapes, error, None)
-    return _report(run, runtime, shapes, None, compiled)
+        needed = error.needed_bytes
+    return _report(run, runtime, compiled, needed)
 
 
 def batch_shapes(training: TrainingConfig) -> Shapes:
@@ -64,29 +65,21 @@ def batch_shapes(training: TrainingConfig) -> Shapes:
     return {**dict.fromkeys(BATCH_TENSORS, shape), LEARNING_RATE: ()}
 
 
-def _report(
-    run: Run, runtime: AotRuntime, shapes: Shapes, error: OutOfDeviceMemoryError | None, compiled: Any
-) -> Report:
-    config, tpu_slice, mesh = run.config, run.config.tpu_slice, run.mesh
+def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report:
+    """Args:
+    compiled: JAX's compiled program; None if it needs more memory than there is.
+    needed: in that case, the memory it needs.
+    """
+    config, tpu_slice, mesh, dump = run.config, run.config.tpu_slice, run.mesh, runtime.dump
     training = config.training
-    missing: list[str] = []
-    header, module = _module(compiled, missing) if compiled else ("", None)
-    state = runtime.state_layouts
-    batch = batch_layouts(shapes, mesh, sharding_policy(config.parallelism))
-    memory_arguments = {
-        "capacity": tpu_slice.hardware.usable_hbm_bytes,
-        "arguments": {
-            "parameters": argument_bytes([layout for name, layout in state.items() if name.startswith(PARAMS)], mesh),
-            "optimizer_state": argument_bytes(
-                [layout for name, layout in state.items() if not name.startswith(PARAMS)], mesh
-            ),
-            "batch": argument_bytes(batch.values(), mesh),
-        },
-    }
-    if error:
-        memory = memory_that_does_not_fit(error, **memory_arguments, advice=_advice(config))
+    missing = []
+    module, buffers = None, []
+    if dump.hlo:
+        module = parse_hlo(dump.hlo)
+        buffers = live_at_peak(temporaries(dump, module))
     else:
-        memory = memory_of(compiled.memory_analysis(), module, header, **memory_arguments)
+        missing.append("collectives, kernels and buffers: this libtpu writes no optimized program")
+    stats = compiled.memory_analysis() if compiled else None
     cost = compiled.cost_analysis() if compiled else {}
     tokens = training.batch_size * training.sequence_length
     return Report(
@@ -97,7 +90,14 @@ def _report(
         num_chips=tpu_slice.num_chips,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
-        memory=memory,
+        memory=memory_of(
+            buffers,
+            stats=stats,
+            needed=stats.peak_memory_in_bytes if stats else needed,
+            capacity=tpu_slice.hardware.usable_hbm_bytes,
+            arguments=_arguments(run, runtime),
+            advice=_advice(config),
+        ),
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(
             model_flops=config.model.flops_per_token(training.sequence_length) * tokens,
@@ -106,20 +106,21 @@ def _report(
             kernels=count_kernels(module) if module else {},
         ),
         seconds=dict(run.seconds),
-        program_bytes=compiled.memory_analysis().generated_code_size_in_bytes if compiled else None,
         versions={name: importlib.metadata.version(name) for name in _PACKAGES},
         missing=tuple(missing),
     )
 
 
-def _module(compiled: Any, missing: list[str]) -> tuple[str, HloModule | None]:
-    """The first line of the optimized HLO, and the HLO. A libtpu newer than jaxlib may make ops it cannot print."""
-    try:
-        text = compiled.as_text()
-        return text.partition("\n")[0], parse_hlo(text)
-    except (RuntimeError, ValueError) as error:
-        missing.append(f"collectives, kernels and buffers: the compiled program cannot be read ({error})")
-        return "", None
+def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
+    state, policy = runtime.state_layouts, sharding_policy(run.config.parallelism)
+    parameters = [layout for name, layout in state.items() if name.startswith(PARAMS)]
+    others = [layout for name, layout in state.items() if not name.startswith(PARAMS)]
+    batch = batch_layouts(batch_shapes(run.config.training), run.mesh, policy)
+    return {
+        "parameters": argument_bytes(parameters, run.mesh),
+        "optimizer_state": argument_bytes(others, run.mesh),
+        "batch": argument_bytes(batch.values(), run.mesh),
+    }
 
 
 def _advice(config: Config) -> list[str]:

@@ -1,5 +1,7 @@
 """The devices of a TPU slice that is not there: steps are compiled for them, and nothing is placed on them."""
 
+import pathlib
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 
@@ -8,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
 from titan.core.tpu_slice import TpuSlice
+from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
 from titan.graph.aot.out_of_memory import out_of_device_memory
 from titan.graph.capture import StepFunction
 from titan.graph.executors.xla import XlaExecutable, lower_xla
@@ -25,6 +28,7 @@ class AotRuntime(CompileTarget):
 
     Attributes:
       mesh, state_layouts: of the run, once `prepare` was called.
+      dump: what the compiler wrote of the program compiled last, whether it fits or not.
     """
 
     passes = (cross_entropy_backward,)
@@ -49,6 +53,7 @@ class AotRuntime(CompileTarget):
         self.device_kind = self._devices[0].device_kind
         self.mesh = MeshSpec((), ())
         self.state_layouts: dict[str, TensorLayout] = {}
+        self.dump = CompilerDump("", "", "", "")
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
         """Keeps both."""
@@ -62,16 +67,18 @@ class AotRuntime(CompileTarget):
           OutOfDeviceMemoryError: the program does not fit into a device's memory.
         """
         # Libraries of kernels take the TPU's generation from JAX's default device.
-        with jax.default_device(self._devices[0]):
-            lowered = lower_xla(graph, self._devices)
-        seconds["lower"] += lowered.lower_seconds
-        start = time.perf_counter()
-        try:
-            return lowered.compile()
-        except jax.errors.JaxRuntimeError as error:
-            raise (out_of_device_memory(str(error)) or error) from error
-        finally:
-            seconds["compile"] += time.perf_counter() - start
+        with tempfile.TemporaryDirectory() as folder:
+            with jax.default_device(self._devices[0]):
+                lowered = lower_xla(graph, self._devices, compiler_options=dump_options(pathlib.Path(folder)))
+            seconds["lower"] += lowered.lower_seconds
+            start = time.perf_counter()
+            try:
+                return lowered.compile()
+            except jax.errors.JaxRuntimeError as error:
+                raise (out_of_device_memory(str(error)) or error) from error
+            finally:
+                seconds["compile"] += time.perf_counter() - start
+                self.dump = read_dump(pathlib.Path(folder))
 
     def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
         """Not there: captured graphs alone are compiled ahead of time."""

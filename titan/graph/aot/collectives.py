@@ -15,6 +15,7 @@ KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all
 
 _LISTS = re.compile(r"(?:replica_groups|source_target_pairs)=\{((?:\{[\d,]*\},?)*)\}")
 _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_CHAIN = re.compile(r'chain_id="(\d+)"')
 _MEGASCALE = re.compile(r'_xla_megascale_transfer_type="(\w+)"')
 
 
@@ -62,7 +63,7 @@ class Collective:
 def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
     """The collectives of a program that was compiled for `mesh`, in the order of the text."""
     found = []
-    seen: set[tuple[str, ...]] = set()
+    chains: set[str] = set()
     for computation, instruction in module.instructions():
         kind = instruction.opcode.removesuffix("-start")
         if kind == "send":
@@ -77,14 +78,13 @@ def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
         callers = list(module.calls_to(computation))
         if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # XLA:TPU's own form: an all-reduce of which each device computes its slice alone
-        fused = any(caller.opcode == "fusion" and "async" in caller.name for caller in callers)
         started = any(name.endswith("-start") for name in (instruction.opcode, *(caller.opcode for caller in callers)))
-        if fused:
-            # A collective that overlaps with computation stands once in each fusion that carries a part of it.
-            key = (kind, instruction.op_name, instruction.result)
-            if key in seen:
+        chain = _CHAIN.search(instruction.attributes)
+        if chain:
+            # One that overlaps with computation stands in each fusion that carries a part of it, under one chain.
+            if chain[1] in chains:
                 continue
-            seen.add(key)
+            chains.add(chain[1])
         found.append(
             Collective(
                 instruction,
@@ -92,7 +92,7 @@ def find_collectives(module: HloModule, mesh: MeshSpec) -> list[Collective]:
                 kind,
                 axes,
                 _bytes(module, computation, instruction, kind),
-                fused or started,
+                bool(chain) or started,
                 any(caller.opcode == "while" for caller in callers),
             )
         )

@@ -1,6 +1,6 @@
-"""An optimized HLO module, read from its text: instructions in schedule order, shapes, sizes, calls between computations.
+"""An optimized HLO module, read from its text: instructions in schedule order, shapes, sizes, calls.
 
-Only what the report needs is read. The text is that of `jax.stages.Compiled.as_text()`; sizes follow the TPU's tiled
+Only what the report needs is read. The text is as `jax.stages.Compiled.as_text()` gives it; sizes follow the TPU's tiled
 layouts, in which the last dims are padded to whole tiles.
 """
 

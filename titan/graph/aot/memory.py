@@ -5,18 +5,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-
-from titan.graph.aot.hlo import HloModule
-from titan.graph.aot.live_buffers import LiveBuffer, live_at_peak
+from titan.graph.aot.buffers import LiveBuffer
 from titan.graph.aot.origin import origin
-from titan.graph.aot.out_of_memory import Allocation, OutOfDeviceMemoryError
 from titan.graph.aot.report import Buffer, Memory
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 
 NUM_LARGEST = 10
 """How many of the largest buffers a report lists."""
+
+_SMALLEST = 2**10  # tables of addresses and the like are not worth a line
 
 GATHERED = "gathered parameters"
 SAVED = "saved activations"
@@ -26,67 +24,46 @@ TEMPORARIES = "temporaries"
 
 def argument_bytes(layouts: Iterable[TensorLayout], mesh: MeshSpec) -> int:
     """Bytes of one device's shards, without padding. Integers of 64 bits are 32 in a compiled program."""
-    return sum(math.prod(layout.local_shape(mesh)) * min(_item_bytes(layout.dtype), 4) for layout in layouts)
+    return sum(math.prod(layout.local_shape(mesh)) * min(layout.dtype.itemsize, 4) for layout in layouts)
 
 
 def memory_of(
-    stats: Any, module: HloModule | None, header: str, *, capacity: int, arguments: Mapping[str, int]
+    buffers: Iterable[LiveBuffer],
+    *,
+    stats: Any,
+    needed: int,
+    capacity: int,
+    arguments: Mapping[str, int],
+    advice: Sequence[str],
 ) -> Memory:
-    """The memory of a program that was compiled, and so fits.
+    """The memory of a program.
 
     Args:
-      stats: what `jax.stages.Compiled.memory_analysis()` gives.
-      module: the optimized HLO; None if its text could not be had.
-      header: the first line of the text.
+      buffers: those that are live at the peak.
+      stats: what `jax.stages.Compiled.memory_analysis()` gives; None of a program that does not fit.
+      needed: what the compiler says the program needs at its peak, in bytes.
       capacity: bytes that the compiler lets a program have.
       arguments: bytes of "parameters", "optimizer_state" and "batch".
+      advice: what to change if it does not fit.
     """
-    live = live_at_peak(module, header) if module else ()
     at_peak: collections.Counter[str] = collections.Counter()
-    for buffer in live:
-        at_peak[_kind(buffer)] += buffer.bytes
-    buffers = [(buffer.bytes, str(buffer.array), _kind(buffer), str(origin(buffer.op_name))) for buffer in live]
+    rows = []
+    for buffer in buffers:
+        kind = _kind(buffer)
+        at_peak[kind] += buffer.bytes
+        rows.append((buffer.bytes, buffer.shape, kind, str(origin(buffer.op_name))))
+    fits = stats is not None
     return Memory(
         capacity=capacity,
-        peak=stats.peak_memory_in_bytes,
-        fits=True,
-        **arguments,
-        arguments=stats.argument_size_in_bytes,
-        at_peak=dict(at_peak.most_common()),
-        host=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes,
-        largest=_largest(buffers),
-        needed=stats.peak_memory_in_bytes,
-        advice=(),
-    )
-
-
-def memory_that_does_not_fit(
-    error: OutOfDeviceMemoryError, *, capacity: int, arguments: Mapping[str, int], advice: Sequence[str]
-) -> Memory:
-    """The memory of a program that the compiler refused.
-
-    Args:
-      error: what it said.
-      capacity, arguments: see `memory_of`.
-      advice: what to change.
-    """
-    needed = error.needed_bytes + (sum(arguments.values()) if error.is_temporaries_alone else 0)
-    return Memory(
-        capacity=capacity,
-        peak=None,
-        fits=False,
-        **arguments,
-        arguments=None,
-        at_peak={},
-        host=0,
-        largest=_largest(map(_described, error.allocations)),
         needed=needed,
-        advice=tuple(advice),
+        fits=fits,
+        **arguments,
+        at_peak=dict(at_peak.most_common()),
+        program=stats.generated_code_size_in_bytes if fits else None,
+        host=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes if fits else None,
+        largest=_largest(rows),
+        advice=() if fits else tuple(advice),
     )
-
-
-def _item_bytes(dtype: torch.dtype) -> int:
-    return dtype.itemsize
 
 
 def _kind(buffer: LiveBuffer) -> str:
@@ -100,14 +77,9 @@ def _kind(buffer: LiveBuffer) -> str:
     return TEMPORARIES
 
 
-def _described(allocation: Allocation) -> tuple[int, str, str, str]:
-    made = origin(allocation.op_name)
-    kind = GATHERED if made.operation.startswith("all_gather") else allocation.kind or TEMPORARIES
-    return allocation.bytes, allocation.shape, kind, str(made)
-
-
 def _largest(buffers: Iterable[tuple[int, str, str, str]]) -> tuple[Buffer, ...]:
     """Those alike in all but size summed up, the largest sums first."""
+    buffers = [buffer for buffer in buffers if buffer[0] >= _SMALLEST]
     sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for num_bytes, shape, kind, made_by in buffers:
         sums[shape, kind, made_by].append(num_bytes)

@@ -35,28 +35,27 @@ class Memory:
 
     Attributes:
       capacity: what the compiler lets a program have.
-      peak: the most in use at a time, as the compiler states it; None where the program does not fit and it does not.
+      needed: the most in use at a time, as the compiler states it; of a program that does not fit, what it would be.
       fits: whether the program was compiled, which it is only if it fits.
       parameters, optimizer_state, batch: the step's arguments, without padding.
-      arguments: the same as the compiler places them; None where the program does not fit.
-      at_peak: temporaries by kind at the peak, as found from the schedule; empty where the program does not fit.
-      host: in the host's memory.
-      largest: the largest buffers besides the arguments at the peak, the largest first.
-      needed: of a program that does not fit, what the compiler says it needs; else the peak.
+      at_peak: temporaries by kind, where the most of them are live, by the compiler's buffer assignment. Together with
+        the arguments and the program they are less than `needed` by fragmentation, padding and what is reserved.
+      program: code; None of a program that does not fit.
+      host: in the host's memory; None of a program that does not fit.
+      largest: the largest of the temporaries at the peak, the largest first.
       advice: what to change, where the program does not fit.
     """
 
     capacity: int
-    peak: int | None
+    needed: int
     fits: bool
     parameters: int
     optimizer_state: int
     batch: int
-    arguments: int | None
     at_peak: dict[str, int]
-    host: int
+    program: int | None
+    host: int | None
     largest: tuple[Buffer, ...]
-    needed: int
     advice: tuple[str, ...]
 
 
@@ -90,7 +89,6 @@ class Report:
       batch_size, sequence_length: sequences in one step over all devices, and tokens in each.
       memory, collectives, compute: see there.
       seconds: wall time by stage: capture, spmd_check, passes, lower, compile.
-      program_bytes: code of one device; None where there is no program.
       versions: of the packages that decide what the program is.
       missing: what could not be found out, and why.
     """
@@ -106,7 +104,6 @@ class Report:
     collectives: tuple[CollectiveGroup, ...]
     compute: Compute
     seconds: dict[str, float]
-    program_bytes: int | None
     versions: dict[str, str]
     missing: tuple[str, ...]
 

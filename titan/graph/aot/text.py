@@ -28,20 +28,23 @@ def to_text(report: Report) -> str:
 def _memory(memory: Memory) -> list[str]:
     verdict = "fits" if memory.fits else "DOES NOT FIT"
     share = memory.needed / memory.capacity
-    rows = [
-        ("parameters", memory.parameters),
-        ("optimizer state", memory.optimizer_state),
-        ("batch", memory.batch),
-        *((f"{kind} at the peak", num_bytes) for kind, num_bytes in memory.at_peak.items()),
-        *([("host memory", memory.host)] if memory.host else []),
-    ]
+    parts = {
+        "parameters": memory.parameters,
+        "optimizer state": memory.optimizer_state,
+        "batch": memory.batch,
+        **memory.at_peak,
+        "program": memory.program or 0,
+    }
+    parts["padding, fragmentation and reserve"] = max(memory.needed - sum(parts.values()), 0)
+    if memory.host:
+        parts["(host memory)"] = memory.host
     lines = [
         f"memory     {verdict}: {'peak' if memory.fits else 'needs'} {_gib(memory.needed)} of "
         f"{_gib(memory.capacity)} a device ({share:.0%})"
     ]
-    lines += _table([(name, _gib(num_bytes)) for name, num_bytes in rows])
+    lines += _table([(name, _gib(num_bytes)) for name, num_bytes in parts.items()])
     if memory.largest:
-        lines.append("  largest buffers besides the arguments" + (" at the peak:" if memory.fits else ":"))
+        lines.append("  largest buffers at the peak, besides the arguments:")
         lines += _table(
             (_gib(row.bytes), f"{row.count} x" if row.count > 1 else "", row.shape, row.kind, row.made_by)
             for row in memory.largest
@@ -52,7 +55,7 @@ def _memory(memory: Memory) -> list[str]:
 
 def _collectives(report: Report) -> list[str]:
     if not report.collectives:
-        return ["collectives  none" if report.memory.fits else "collectives  not known without a compiled program"]
+        return ["collectives  none"]
     rows = [("axis", "kind", "count", "bytes", "")]
     for row in report.collectives:
         form = "asynchronous" if row.asynchronous else "exposed"
@@ -69,11 +72,8 @@ def _compute(report: Report) -> list[str]:
         )
     if compute.hbm_bytes is not None:
         rows.append(("HBM traffic of a device", _gib(int(compute.hbm_bytes))))
-    if report.program_bytes is not None:
-        rows.append(("program", f"{report.program_bytes / 2**20:.1f} MiB"))
     kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
-    if report.memory.fits:
-        rows.append(("Pallas kernels", kernels or "none"))
+    rows.append(("Mosaic kernels", kernels or "none"))
     return ["compute    of all devices, in one step", *_table(rows)]
 
 
