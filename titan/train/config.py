@@ -398,7 +398,9 @@ class Config:
             return
         tpu_slice = self.tpu_slice
         if not (self.tpu_config.use_graph_trainer and self.tpu_config.executor == "xla"):
-            raise ConfigError("aot", "the xla executor compiles ahead of time, and another is asked for", "leave it on")
+            raise ConfigError(
+                "aot", "only the xla executor compiles ahead of time, and another is asked for", "leave that out"
+            )
         if self.parallelism.num_devices not in (0, tpu_slice.num_devices):
             raise ConfigError(
                 "parallelism.num_devices",
