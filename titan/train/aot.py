@@ -12,13 +12,18 @@ from titan.graph.aot.hlo import parse_hlo
 from titan.graph.aot.kernels import count_kernels
 from titan.graph.aot.memory import argument_bytes, memory_of
 from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
-from titan.graph.aot.report import Compute, Report, differences, from_json, to_json
+from titan.graph.aot.report import Compute, ModelledTime, Report, differences, from_json, to_json
 from titan.graph.aot.text import to_text
+from titan.graph.aot.timing import Links, step_time
 from titan.train.build import Run, build, sharding_policy
 from titan.train.compiled_step import Shapes
 from titan.train.config import Config, TrainingConfig
 from titan.train.runtime_aot import AotRuntime
 from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
+
+# Splash attention has two matrix products in the forward kernel, three in that of dq and four in that of dk and dv: these
+# compute the scores anew. The model needs six.
+_SPLASH_MATMULS = 9 / 6
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "torch")
 
@@ -82,6 +87,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
     stats = compiled.memory_analysis() if compiled else None
     cost = compiled.cost_analysis() if compiled else {}
     tokens = training.batch_size * training.sequence_length
+    model_flops = config.model.flops_per_token(training.sequence_length) * tokens
     return Report(
         name=config.name,
         hardware=str(tpu_slice),
@@ -100,14 +106,45 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         ),
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(
-            model_flops=config.model.flops_per_token(training.sequence_length) * tokens,
+            model_flops=model_flops,
             compiled_flops=cost["flops"] * mesh.num_devices if "flops" in cost else None,
             hbm_bytes=cost.get("bytes accessed"),
             kernels=count_kernels(module) if module else {},
         ),
+        modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),
         versions={name: importlib.metadata.version(name) for name in _PACKAGES},
         missing=tuple(missing),
+    )
+
+
+def _modelled(run: Run, code: str, model_flops: float) -> ModelledTime:
+    """Args:
+    code: the program after code generation.
+    model_flops: of one step, on all devices.
+    """
+    config, tpu_slice, mesh, training = run.config, run.config.tpu_slice, run.mesh, run.config.training
+    tokens = training.batch_size * training.sequence_length
+    attention_flops = model_flops - config.model.flops_per_token(0) * tokens
+    module = parse_hlo(code)
+    time = step_time(
+        module,
+        find_collectives(module, mesh),
+        Links(tpu_slice.hardware, tpu_slice.shape),
+        dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
+        undeclared_flops=_SPLASH_MATMULS * attention_flops / mesh.num_devices
+        if config.splash_attention_kernel.use_splash_attention_kernel
+        else 0.0,
+    )
+    return ModelledTime(
+        step_seconds=time.total,
+        matmuls=time.matmuls,
+        other=time.other,
+        kernels=time.kernels,
+        exposed_collectives=time.exposed_collectives,
+        tokens_per_second_per_chip=tokens / time.total / tpu_slice.num_chips,
+        mfu=model_flops / time.total / (tpu_slice.num_chips * tpu_slice.hardware.peak_bf16_flops),
+        undeclared_kernels=time.undeclared,
     )
 
 

@@ -15,7 +15,7 @@ ENTRY %main (w: bf16[2,128]) -> f32[8,128] {{
   %gathered = bf16[8,128]{{1,0}} all-gather(%w), metadata={{op_name="{_SCOPE}/forward/head/all_gather"}}
   %saved = f32[1000,128]{{1,0}} fusion(%gathered), kind=kLoop, metadata={{op_name="{_SCOPE}/forward/layers.0.mlp/mul"}}
   %fast = f32[1000,128]{{1,0:S(1)}} copy(%saved)
-  %grad = f32[16,128]{{1,0}} fusion(%fast, %gathered), kind=kLoop, metadata={{op_name="{_SCOPE}/backward/layers.0.mlp/mul"}}
+  %grad = f32[16,128]{{1,0}} fusion(%fast, %gathered), metadata={{op_name="{_SCOPE}/backward/layers.0.mlp/mul"}}
   %copied = f32[16,128]{{1,0}} copy(%grad)
   ROOT %updated = f32[8,128]{{1,0}} fusion(%copied), kind=kLoop, metadata={{op_name="{_SCOPE}/optimizer/add"}}
 }}
@@ -90,7 +90,7 @@ def test_kinds_at_the_peak():
     assert not memory.fits
     assert memory.advice == ("be modest",)
     gradients = next(row for row in memory.largest if row.kind == "gradients")
-    assert (gradients.bytes, gradients.count, gradients.made_by) == (16384, 2, "layers.0.mlp (backward) mul")
+    assert (gradients.bytes, gradients.count, gradients.made_by) == (16384, 2, "layers.*.mlp (backward) mul")
 
 
 def test_the_files_of_a_compilation(tmp_path):

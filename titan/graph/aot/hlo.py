@@ -1,7 +1,7 @@
 """An optimized HLO module, read from its text: instructions in schedule order, shapes, sizes, calls.
 
-Only what the report needs is read. The text is as `jax.stages.Compiled.as_text()` gives it; sizes follow the TPU's tiled
-layouts, in which the last dims are padded to whole tiles.
+Only what the report needs is read. The text is as `jax.stages.Compiled.as_text()` gives it; sizes follow the tiled
+layouts of TPUs, in which the last dims are padded to whole tiles.
 """
 
 import dataclasses
@@ -75,6 +75,7 @@ class Instruction:
       opcode: "fusion", "all-gather-start", ...
       result: text of the result's shape.
       operands: names of the instructions it takes.
+      literal: the value of a constant, as text; "" for other opcodes.
       attributes: the text after the operands.
       is_root: whether its result is that of its computation.
     """
@@ -83,6 +84,7 @@ class Instruction:
     opcode: str
     result: str
     operands: tuple[str, ...]
+    literal: str
     attributes: str
     is_root: bool
 
@@ -176,6 +178,7 @@ def _instruction(line: str) -> Instruction:
         opcode=opcode[1],
         result=line[start:end],
         operands=tuple(_NAME.findall(line[opcode.end() : close])),
+        literal=line[opcode.end() : close] if opcode[1] == "constant" else "",
         attributes=line[close + 1 :],
         is_root=bool(head[1]),
     )

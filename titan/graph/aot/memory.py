@@ -2,6 +2,7 @@
 
 import collections
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from titan.parallel.mesh import MeshSpec
 NUM_LARGEST = 10
 """How many of the largest buffers a report lists."""
 
+_LAYER = re.compile(r"\.\d+\.")
 _SMALLEST = 2**10  # tables of addresses and the like are not worth a line
 
 GATHERED = "gathered parameters"
@@ -78,10 +80,10 @@ def _kind(buffer: LiveBuffer) -> str:
 
 
 def _largest(buffers: Iterable[tuple[int, str, str, str]]) -> tuple[Buffer, ...]:
-    """Those alike in all but size summed up, the largest sums first."""
+    """Those alike in all but their layer summed up, the largest sums first."""
     buffers = [buffer for buffer in buffers if buffer[0] >= _SMALLEST]
     sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for num_bytes, shape, kind, made_by in buffers:
-        sums[shape, kind, made_by].append(num_bytes)
+        sums[shape, kind, _LAYER.sub(".*.", made_by)].append(num_bytes)
     rows = [Buffer(sum(sizes), len(sizes), shape, kind, made_by) for (shape, kind, made_by), sizes in sums.items()]
     return tuple(sorted(rows, key=lambda row: -row.bytes)[:NUM_LARGEST])

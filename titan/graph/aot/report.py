@@ -12,7 +12,7 @@ from titan.graph.aot.collectives import CollectiveGroup
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """One of the largest buffers, or several that are alike.
+    """One of the largest buffers, or several that are alike in all but the number of their layer.
 
     Attributes:
       bytes: of all of them, with padding.
@@ -78,6 +78,29 @@ class Compute:
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelledTime:
+    """One step's time by the model of `titan.graph.aot.timing`: no measurement.
+
+    Attributes:
+      step_seconds: of the whole step.
+      matmuls, other, kernels, exposed_collectives: the seconds that it is made of.
+      tokens_per_second_per_chip: at that time.
+      mfu: model FLOPs at that time, as a fraction of the chips' peak.
+      undeclared_kernels: those that declare no cost. Splash attention among them is charged with attention's model
+        FLOPs and the recompute of its backward, all others with nothing.
+    """
+
+    step_seconds: float
+    matmuls: float
+    other: float
+    kernels: float
+    exposed_collectives: float
+    tokens_per_second_per_chip: float
+    mfu: float
+    undeclared_kernels: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """One compiled training step.
 
@@ -88,6 +111,7 @@ class Report:
       num_devices, num_chips: of all slices.
       batch_size, sequence_length: sequences in one step over all devices, and tokens in each.
       memory, collectives, compute: see there.
+      modelled: see there; None of a program that does not fit.
       seconds: wall time by stage: capture, spmd_check, passes, lower, compile.
       versions: of the packages that decide what the program is.
       missing: what could not be found out, and why.
@@ -103,6 +127,7 @@ class Report:
     memory: Memory
     collectives: tuple[CollectiveGroup, ...]
     compute: Compute
+    modelled: ModelledTime | None
     seconds: dict[str, float]
     versions: dict[str, str]
     missing: tuple[str, ...]
@@ -137,7 +162,7 @@ def _read(kind: Any, value: Any) -> Any:
     if typing.get_origin(kind) is dict:
         return dict(value)
     if isinstance(kind, types.UnionType):
-        return None if value is None else typing.get_args(kind)[0](value)
+        return None if value is None else _read(typing.get_args(kind)[0], value)
     return kind(value)
 
 

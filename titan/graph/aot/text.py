@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from titan.graph.aot.report import Memory, Report
+from titan.graph.aot.report import Memory, ModelledTime, Report
 
 
 def to_text(report: Report) -> str:
@@ -18,6 +18,7 @@ def to_text(report: Report) -> str:
         "",
         *_compute(report),
         "",
+        *_modelled(report.modelled),
         "seconds    " + ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items()),
         "versions   " + ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         *(f"missing    {line}" for line in report.missing),
@@ -35,6 +36,8 @@ def _memory(memory: Memory) -> list[str]:
         **memory.at_peak,
         "program": memory.program or 0,
     }
+    if not memory.fits:
+        del parts["program"]
     parts["padding, fragmentation and reserve"] = max(memory.needed - sum(parts.values()), 0)
     if memory.host:
         parts["(host memory)"] = memory.host
@@ -75,6 +78,20 @@ def _compute(report: Report) -> list[str]:
     kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
     rows.append(("Mosaic kernels", kernels or "none"))
     return ["compute    of all devices, in one step", *_table(rows)]
+
+
+def _modelled(time: ModelledTime | None) -> list[str]:
+    if time is None:
+        return []
+    rows = [(name, f"{getattr(time, name):.4f} s") for name in ("matmuls", "other", "kernels", "exposed_collectives")]
+    lines = [
+        f"modelled   {time.step_seconds:.4f} s a step, {time.tokens_per_second_per_chip:,.0f} tokens/s/chip, MFU "
+        f"{time.mfu:.1%}: a model from the compiler's estimates, no measurement",
+        *_table([(name.replace("_", " "), seconds) for name, seconds in rows]),
+    ]
+    if time.undeclared_kernels:
+        lines.append(f"    kernels that declare no cost: {', '.join(time.undeclared_kernels)}")
+    return [*lines, ""]
 
 
 def _gib(num_bytes: int) -> str:
