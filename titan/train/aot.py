@@ -1,28 +1,31 @@
 """Ahead-of-time compilation of a run's training step for a TPU slice that is not there, and the report on it."""
 
+import dataclasses
 import importlib.metadata
 import os
 import pathlib
 from typing import Any
 
 from titan.core.config.validate import ConfigError
-from titan.graph.aot.buffers import live_at_peak, temporaries
+from titan.graph.aot.buffers import temporaries
 from titan.graph.aot.collectives import find_collectives, group_collectives
 from titan.graph.aot.hlo import parse_hlo
+from titan.graph.aot.html import to_html
 from titan.graph.aot.kernels import count_kernels
 from titan.graph.aot.memory import argument_bytes, memory_of
 from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
 from titan.graph.aot.report import Compute, ModelledTime, Report, differences, from_json, to_json
 from titan.graph.aot.text import to_text
 from titan.graph.aot.timing import Links, step_time
+from titan.train.aot_advice import advice
 from titan.train.build import Run, build, sharding_policy
 from titan.train.compiled_step import Shapes
 from titan.train.config import Config, TrainingConfig
 from titan.train.runtime_aot import AotRuntime
 from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
 
-# Splash attention has two matrix products in the forward kernel, three in that of dq and four in that of dk and dv: these
-# compute the scores anew. The model needs six.
+# Splash attention has two matrix products in its forward kernel, three in that of dq and four in that of dk and dv. The
+# latter compute the scores anew: the model needs six.
 _SPLASH_MATMULS = 9 / 6
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "torch")
@@ -42,6 +45,11 @@ def main(config: Config) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(to_json(report), encoding="utf-8")
         print(f"report: {path}")
+    if config.aot.page:
+        path = pathlib.Path(config.aot.page).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_html(report), encoding="utf-8")
+        print(f"page: {path}")
     if earlier:
         print(f"\nagainst {config.aot.compare}:")
         print("\n".join(f"  {line}" for line in differences(earlier, report)) or "  no difference")
@@ -81,10 +89,17 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
     module, buffers = None, []
     if dump.hlo:
         module = parse_hlo(dump.hlo)
-        buffers = live_at_peak(temporaries(dump, module))
+        buffers = temporaries(dump, module)
     else:
         missing.append("collectives, kernels and buffers: this libtpu writes no optimized program")
     stats = compiled.memory_analysis() if compiled else None
+    memory = memory_of(
+        buffers,
+        stats=stats,
+        needed=stats.peak_memory_in_bytes if stats else needed,
+        capacity=tpu_slice.hardware.usable_hbm_bytes,
+        arguments=_arguments(run, runtime),
+    )
     cost = compiled.cost_analysis() if compiled else {}
     tokens = training.batch_size * training.sequence_length
     model_flops = config.model.flops_per_token(training.sequence_length) * tokens
@@ -96,14 +111,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         num_chips=tpu_slice.num_chips,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
-        memory=memory_of(
-            buffers,
-            stats=stats,
-            needed=stats.peak_memory_in_bytes if stats else needed,
-            capacity=tpu_slice.hardware.usable_hbm_bytes,
-            arguments=_arguments(run, runtime),
-            advice=_advice(config),
-        ),
+        memory=memory if memory.fits else dataclasses.replace(memory, advice=advice(config, memory)),
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(
             model_flops=model_flops,
@@ -158,29 +166,6 @@ def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
         "optimizer_state": argument_bytes(others, run.mesh),
         "batch": argument_bytes(batch.values(), run.mesh),
     }
-
-
-def _advice(config: Config) -> list[str]:
-    training, parallelism = config.training, config.parallelism
-    advice = []
-    num_devices = config.tpu_slice.num_devices
-    if training.batch_size // training.microbatches > num_devices:
-        most = training.batch_size // num_devices
-        advice.append(
-            f"--training.microbatches={min(most, 2 * training.microbatches)}: fewer sequences at a time, more turns"
-        )
-    elif training.batch_size == num_devices * training.microbatches and training.sequence_length > 1024:
-        advice.append("shorter --training.sequence_length: each device has one sequence at a time already")
-    if not parallelism.gather_dtype:
-        advice.append("--parallelism.gather_dtype=bfloat16: parameters are gathered and used at half the size")
-    if parallelism.data_parallel_replicate > config.tpu_slice.num_slices:
-        advice.append("--parallelism.data_parallel_replicate=1: the state sharded over all devices")
-    if not config.splash_attention_kernel.use_splash_attention_kernel:
-        advice.append("--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores")
-    if not config.fused_linear_cross_entropy.enable:
-        advice.append("--fused_linear_cross_entropy.enable: never all logits at a time")
-    advice.append("a larger --hardware: parameters and optimizer state are sharded over all its devices")
-    return advice
 
 
 def _earlier(path: str) -> Report:

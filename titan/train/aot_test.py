@@ -4,15 +4,18 @@ import dataclasses
 import importlib.util
 import json
 import math
+from xml.etree import ElementTree
 
 import pytest
 
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
+from titan.graph.aot.html import to_html
 from titan.graph.aot.report import differences, from_json, to_json
 from titan.graph.aot.text import to_text
 from titan.train import aot
 from titan.train.aot import compile_ahead_of_time
+from titan.train.aot_advice import advice
 from titan.train.recipes.llama3_debug import RECIPE
 
 _DIM, _FFN, _VOCAB, _LAYERS, _SEQUENCE = 256, 1024, 512, 2, 128
@@ -71,6 +74,15 @@ def test_flops_are_those_of_the_model_and_a_little_more(fsdp):
     assert 1 <= fsdp.compute.compiled_flops / fsdp.compute.model_flops < 1.2
 
 
+def test_modelled_time_is_of_the_order_of_the_peak(fsdp):
+    # A model this small is far from the peak, and no faster.
+    assert 0 < fsdp.modelled.mfu < 0.5
+    seconds = (fsdp.modelled.matmuls, fsdp.modelled.other, fsdp.modelled.exposed_collectives)
+    assert all(seconds)
+    assert fsdp.modelled.step_seconds == pytest.approx(sum(seconds) + fsdp.modelled.kernels)
+    assert fsdp.modelled.tokens_per_second_per_chip == pytest.approx(16 * _SEQUENCE / 4 / fsdp.modelled.step_seconds)
+
+
 def test_report_is_json_and_text_and_can_be_compared(fsdp):
     assert from_json(to_json(fsdp)) == fsdp
     with pytest.raises(ValueError, match="no report of this version"):
@@ -78,6 +90,11 @@ def test_report_is_json_and_text_and_can_be_compared(fsdp):
     text = to_text(fsdp)
     assert "llama3_debug on v6e-2x2: 4 devices, 4 chips, mesh dp_shard=4; 16 x 128 = 2,048 tokens a step" in text
     assert "memory     fits: peak " in text
+    page = ElementTree.fromstring(to_html(fsdp).removeprefix("<!doctype html>").replace('<meta charset="utf-8">', ""))
+    assert [part.get("aria-label") for part in page.iter("svg")] == [
+        "memory by kind", "memory over the schedule", "collectives by axis"
+    ]  # fmt: skip
+    assert len(list(page.findall(".//svg[@aria-label='memory over the schedule']/polygon"))) > 1
     assert differences(fsdp, fsdp) == []
     memory = dataclasses.replace(fsdp.memory, parameters=2 * fsdp.memory.parameters, fits=False)
     assert differences(fsdp, dataclasses.replace(fsdp, memory=memory, collectives=fsdp.collectives[1:])) == [
@@ -109,18 +126,42 @@ def test_what_does_not_fit_is_named_with_its_module_and_a_cure():
     assert (largest.bytes, largest.shape) == (num_rows * 4096 * 2, f"bf16[{num_rows},4096]")  # the logits
     assert largest.made_by.startswith(("head (loss)", "cross_entropy (loss)"))
     assert memory.needed == pytest.approx(
-        memory.parameters + memory.optimizer_state + memory.batch + sum(memory.at_peak.values()), rel=0.1
+        memory.parameters + memory.optimizer_state + memory.batch + sum(memory.at_peak.values()), rel=0.2
     )
-    assert any("--training.microbatches=2" in line for line in memory.advice)
+    assert memory.advice[0].startswith("--training.microbatches=4: 2048 rather than 8192 sequences at a time")
     assert "DOES NOT FIT: needs" in to_text(report)
+
+
+def test_advice_names_the_smallest_change_that_should_fit_first(fsdp):
+    gib = 2**30
+    memory = dataclasses.replace(
+        fsdp.memory,
+        needed=40 * gib,
+        parameters=4 * gib,
+        optimizer_state=8 * gib,
+        at_peak={"saved activations": 16 * gib, "temporaries": 4 * gib, "gradients": 8 * gib},
+        fits=False,
+    )
+    config = config_of("v6e-2x2", "--training.batch_size=32").resolve_devices(4)
+    assert advice(config, memory) == (
+        "--training.microbatches=2: 4 rather than 8 sequences at a time on a device (about 30.0 GiB)",
+        "a --hardware with 4 times the chips, and 4 times the batch: parameters and optimizer state sharded over more "
+        "devices (about 31.0 GiB)",
+        "--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores",
+        "--fused_linear_cross_entropy.enable: never all logits at a time",
+    )
+    config = config_of("v6e-2x2", "--training.batch_size=4").resolve_devices(4)
+    assert advice(config, memory)[0] == "--training.sequence_length=64: shorter sequences (about 30.0 GiB)"
 
 
 def test_main_writes_the_report_and_compares(fsdp, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(aot, "compile_ahead_of_time", lambda config: fsdp)
     (tmp_path / "old.json").write_text(to_json(dataclasses.replace(fsdp, sequence_length=64)))
-    flags = (f"--aot.report={tmp_path}/new/report.json", f"--aot.compare={tmp_path}/old.json")
+    new = f"{tmp_path}/new"
+    flags = (f"--aot.report={new}/report.json", f"--aot.page={new}/report.html", f"--aot.compare={tmp_path}/old.json")
     assert aot.main(config_of("v6e-2x2", *flags)) == 0
     assert from_json((tmp_path / "new" / "report.json").read_text()) == fsdp
+    assert (tmp_path / "new" / "report.html").read_text() == to_html(fsdp)
     assert "  sequence_length: 64 -> 128  (2.000x)\n" in capsys.readouterr().out
     monkeypatch.setattr(
         aot,

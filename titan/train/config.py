@@ -227,15 +227,17 @@ class AotConfig:
         False, "Compile the training step for --hardware, report memory, collectives and compute, and end. No run."
     )
     report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
+    page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
     compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
 
     def validate(self) -> None:
         """Raises ConfigError for a report that cannot be written or read."""
-        if self.report:
-            check_writable_folder("aot.report", os.path.dirname(os.path.expanduser(self.report)) or ".")
+        for name in ("report", "page"):
+            if path := getattr(self, name):
+                check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")
         if self.compare:
             check_exists("aot.compare", self.compare)
-        for name in ("report", "compare"):
+        for name in ("report", "page", "compare"):
             if getattr(self, name) and not self.enable:
                 raise ConfigError(f"aot.{name}", "there is no report without --aot", "leave it out, or add --aot")
 

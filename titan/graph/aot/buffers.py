@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import re
 from collections.abc import Callable, Iterable
 
@@ -81,6 +82,30 @@ def live_at_peak(buffers: list[LiveBuffer]) -> list[LiveBuffer]:
         if live > peak:
             peak, peak_at = live, step
     return sorted((one for one in buffers if one.first <= peak_at <= one.last), key=lambda one: -one.bytes)
+
+
+def usage(buffers: Iterable[tuple[str, LiveBuffer]], num_points: int) -> dict[str, tuple[int, ...]]:
+    """Bytes in use over the schedule, by kind: of each of at most `num_points` stretches, where the most are in use.
+
+    Args:
+      buffers: each with its kind.
+      num_points: stretches of equal length that the schedule is cut into.
+    """
+    buffers = list(buffers)
+    num_steps = max((one.last + 1 for _, one in buffers), default=0)
+    kinds = list(dict.fromkeys(kind for kind, _ in buffers))
+    change = {kind: [0] * (num_steps + 1) for kind in kinds}
+    for kind, one in buffers:
+        change[kind][one.first] += one.bytes
+        change[kind][one.last + 1] -= one.bytes
+    live = [list(itertools.accumulate(change[kind][:num_steps])) for kind in kinds]
+    totals = [sum(column) for column in zip(*live)]
+    length = -(-num_steps // num_points) or 1
+    highest = [
+        max(range(start, min(start + length, num_steps)), key=totals.__getitem__)
+        for start in range(0, num_steps, length)
+    ]
+    return {kind: tuple(series[step] for step in highest) for kind, series in zip(kinds, live)}
 
 
 def _values(assignment: str, space: int) -> list[tuple[str, int, str]]:

@@ -1,6 +1,8 @@
 """Buffers from the compiler's own files: a small program in the form that XLA:TPU writes."""
 
-from titan.graph.aot.buffers import LiveBuffer, live_at_peak, temporaries
+import dataclasses
+
+from titan.graph.aot.buffers import LiveBuffer, live_at_peak, temporaries, usage
 from titan.graph.aot.compiler_dump import CompilerDump, read_dump
 from titan.graph.aot.hlo import HOST, parse_hlo
 from titan.graph.aot.memory import memory_of
@@ -76,19 +78,24 @@ def test_temporaries_are_what_is_no_argument_and_in_this_memory():
     assert temporaries(_DUMP, parse_hlo(_HLO), HOST) == []
 
 
+def test_usage_over_the_schedule():
+    early = LiveBuffer(10, "f32[2]", "fusion", "", "", 0, 3)
+    late = LiveBuffer(4, "f32[1]", "fusion", "", "", 3, 5)
+    assert usage([("a", early), ("b", late)], 6) == {"a": (10, 10, 10, 10, 0, 0), "b": (0, 0, 0, 4, 4, 4)}
+    assert usage([("a", early), ("b", late)], 2) == {"a": (10, 10), "b": (0, 4)}
+    assert usage([], 5) == {}
+
+
 def test_kinds_at_the_peak():
-    live = live_at_peak(temporaries(_DUMP, parse_hlo(_HLO)))
-    assert [one.bytes for one in live] == [512000, 2048]
-    later = [one for one in temporaries(_DUMP, parse_hlo(_HLO)) if one.first >= 4]
+    buffers = temporaries(_DUMP, parse_hlo(_HLO))
+    assert [one.bytes for one in live_at_peak(buffers)] == [512000, 2048]
+    at_once = [dataclasses.replace(one, first=2, last=2) for one in buffers]
     arguments = {"parameters": 512, "optimizer_state": 0, "batch": 0}
-    memory = memory_of(
-        [*live, *later], stats=None, needed=10**6, capacity=10**5, arguments=arguments, advice=["be modest"]
-    )
+    memory = memory_of(at_once, stats=None, needed=10**6, capacity=10**5, arguments=arguments)
     assert memory.at_peak == {
         "saved activations": 512000, "gradients": 2 * 8192, "temporaries": 4096, "gathered parameters": 2048
     }  # fmt: skip
     assert not memory.fits
-    assert memory.advice == ("be modest",)
     gradients = next(row for row in memory.largest if row.kind == "gradients")
     assert (gradients.bytes, gradients.count, gradients.made_by) == (16384, 2, "layers.*.mlp (backward) mul")
 

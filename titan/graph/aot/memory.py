@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from titan.graph.aot.buffers import LiveBuffer
+from titan.graph.aot.buffers import LiveBuffer, live_at_peak, usage
 from titan.graph.aot.origin import origin
 from titan.graph.aot.report import Buffer, Memory
 from titan.parallel.layout import TensorLayout
@@ -15,6 +15,7 @@ from titan.parallel.mesh import MeshSpec
 NUM_LARGEST = 10
 """How many of the largest buffers a report lists."""
 
+_TIMELINE_POINTS = 200
 _LAYER = re.compile(r"\.\d+\.")
 _SMALLEST = 2**10  # tables of addresses and the like are not worth a line
 
@@ -30,27 +31,25 @@ def argument_bytes(layouts: Iterable[TensorLayout], mesh: MeshSpec) -> int:
 
 
 def memory_of(
-    buffers: Iterable[LiveBuffer],
+    buffers: Sequence[LiveBuffer],
     *,
     stats: Any,
     needed: int,
     capacity: int,
     arguments: Mapping[str, int],
-    advice: Sequence[str],
 ) -> Memory:
     """The memory of a program.
 
     Args:
-      buffers: those that are live at the peak.
+      buffers: all temporaries.
       stats: what `jax.stages.Compiled.memory_analysis()` gives; None of a program that does not fit.
       needed: what the compiler says the program needs at its peak, in bytes.
       capacity: bytes that the compiler lets a program have.
       arguments: bytes of "parameters", "optimizer_state" and "batch".
-      advice: what to change if it does not fit.
     """
     at_peak: collections.Counter[str] = collections.Counter()
     rows = []
-    for buffer in buffers:
+    for buffer in live_at_peak(buffers):
         kind = _kind(buffer)
         at_peak[kind] += buffer.bytes
         rows.append((buffer.bytes, buffer.shape, kind, str(origin(buffer.op_name))))
@@ -63,8 +62,9 @@ def memory_of(
         at_peak=dict(at_peak.most_common()),
         program=stats.generated_code_size_in_bytes if fits else None,
         host=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes if fits else None,
+        timeline=usage(((_kind(buffer), buffer) for buffer in buffers), _TIMELINE_POINTS),
         largest=_largest(rows),
-        advice=() if fits else tuple(advice),
+        advice=(),
     )
 
 

@@ -42,6 +42,8 @@ class Memory:
         the arguments and the program they are less than `needed` by fragmentation, padding and what is reserved.
       program: code; None of a program that does not fit.
       host: in the host's memory; None of a program that does not fit.
+      timeline: temporaries by kind over the schedule, in up to a few hundred stretches of equal length; of each where
+        the most are in use.
       largest: the largest of the temporaries at the peak, the largest first.
       advice: what to change, where the program does not fit.
     """
@@ -55,6 +57,7 @@ class Memory:
     at_peak: dict[str, int]
     program: int | None
     host: int | None
+    timeline: dict[str, tuple[int, ...]]
     largest: tuple[Buffer, ...]
     advice: tuple[str, ...]
 
@@ -160,7 +163,7 @@ def _read(kind: Any, value: Any) -> Any:
     if typing.get_origin(kind) is tuple:
         return tuple(_read(typing.get_args(kind)[0], element) for element in value)
     if typing.get_origin(kind) is dict:
-        return dict(value)
+        return {name: _read(typing.get_args(kind)[1], entry) for name, entry in value.items()}
     if isinstance(kind, types.UnionType):
         return None if value is None else _read(typing.get_args(kind)[0], value)
     return kind(value)
@@ -172,7 +175,7 @@ def differences(old: Report, new: Report) -> list[str]:
     lines = []
     for name in [*before, *(name for name in after if name not in before)]:
         a, b = before.get(name), after.get(name)
-        if a == b or name.startswith(("memory.largest", "seconds.")):
+        if a == b or name.startswith(("memory.largest", "memory.timeline", "seconds.")):
             continue
         is_ratio = all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in (a, b)) and a
         lines.append(f"{name}: {_show(a)} -> {_show(b)}" + (f"  ({b / a:.3f}x)" if is_ratio else ""))
