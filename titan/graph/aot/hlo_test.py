@@ -168,7 +168,7 @@ ENTRY %main (y: f32[8]) -> f32[16] {{
         ("jit(run)/shard_map/forward/layers.0.wq/dot_general", Origin("forward", "layers.0.wq", "dot_general"),
          "layers.0.wq (forward) dot_general"),
         ("jit(run)/shard_map/optimizer/jit(_where)/select_n", Origin("optimizer", "", "jit(_where)/select_n"),
-         "the step (optimizer) jit(_where)/select_n"),
+         "the step (optimizer) select_n"),
         ("jit(run)/shard_map/backward/mul", Origin("backward", "", "mul"), "the step (backward) mul"),
         ("jit(run)/psum", Origin("", "", "psum"), "psum"),
         ("", Origin("", "", ""), "the compiler"),

@@ -14,7 +14,6 @@ _COLOURS = {
     "gathered parameters": "#c9b037",
     "gradients": "#5a9e5a",
     "temporaries": "#b05a7a",
-    "program": "#8c8c8c",
     "the rest": "#cfcfcf",
 }
 _STYLE = """
@@ -39,7 +38,6 @@ def to_html(report: Report) -> str:
         "optimizer state": memory.optimizer_state,
         "batch": memory.batch,
         **memory.at_peak,
-        "program": memory.program or 0,
     }
     parts["the rest"] = max(memory.needed - sum(parts.values()), 0)
     verdict = "fits" if memory.fits else "does not fit"

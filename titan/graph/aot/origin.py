@@ -20,8 +20,10 @@ class Origin:
     operation: str
 
     def __str__(self) -> str:
-        parts = [self.module or "the step", f"({self.region})" if self.region else "", self.operation]
-        return " ".join(filter(None, parts)) if self.region or self.module else self.operation or "the compiler"
+        operation = self.operation.rpartition("/")[2]
+        if not self.region:
+            return operation or "the compiler"
+        return f"{self.module or 'the step'} ({self.region}) {operation}"
 
 
 def origin(op_name: str) -> Origin:

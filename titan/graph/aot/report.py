@@ -39,8 +39,8 @@ class Memory:
       fits: whether the program was compiled, which it is only if it fits.
       parameters, optimizer_state, batch: the step's arguments, without padding.
       at_peak: temporaries by kind, where the most of them are live, by the compiler's buffer assignment. Together with
-        the arguments and the program they are less than `needed` by fragmentation, padding and what is reserved.
-      program: code; None of a program that does not fit.
+        the arguments they are less than `needed` by fragmentation, padding and what is reserved.
+      program: code, not part of `needed`; None of a program that does not fit.
       host: in the host's memory; None of a program that does not fit.
       timeline: temporaries by kind over the schedule, in up to a few hundred stretches of equal length; of each where
         the most are in use.

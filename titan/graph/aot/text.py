@@ -34,10 +34,7 @@ def _memory(memory: Memory) -> list[str]:
         "optimizer state": memory.optimizer_state,
         "batch": memory.batch,
         **memory.at_peak,
-        "program": memory.program or 0,
     }
-    if not memory.fits:
-        del parts["program"]
     parts["padding, fragmentation and reserve"] = max(memory.needed - sum(parts.values()), 0)
     if memory.host:
         parts["(host memory)"] = memory.host
@@ -76,6 +73,8 @@ def _compute(report: Report) -> list[str]:
     if compute.hbm_bytes is not None:
         rows.append(("HBM traffic of a device", _gib(int(compute.hbm_bytes))))
     kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
+    if report.memory.program is not None:
+        rows.append(("program", _gib(report.memory.program)))
     rows.append(("Mosaic kernels", kernels or "none"))
     return ["compute    of all devices, in one step", *_table(rows)]
 
