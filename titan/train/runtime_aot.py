@@ -9,6 +9,7 @@ import jax
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
+from titan.core.hardware import accelerator_present
 from titan.core.tpu_slice import TpuSlice
 from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
 from titan.graph.aot.out_of_memory import out_of_device_memory
@@ -40,6 +41,9 @@ class AotRuntime(CompileTarget):
         Raises:
           ConfigError: the libtpu package is not installed, or it knows no such slice.
         """
+        if jax.config.jax_platforms is None and not accelerator_present():
+            # Else JAX would start libtpu for this machine's own TPUs first.
+            jax.config.update("jax_platforms", "cpu")
         try:
             self._devices = topology_devices(tpu_slice.topology, num_slices=tpu_slice.num_slices)
         except jax.errors.JaxRuntimeError as error:

@@ -55,6 +55,7 @@ def to_html(report: Report) -> str:
         *(["<ul>", *(f"<li>{html.escape(line)}</li>" for line in memory.advice), "</ul>"] if memory.advice else []),
         "<h2>Memory over the schedule</h2>",
         "<p>What is there throughout (parameters, optimizer state, batch) at the bottom, temporaries on it.</p>",
+        _legend(memory.timeline),
         _area(memory.timeline, memory.parameters + memory.optimizer_state + memory.batch, memory.capacity),
         "<h2>Largest buffers at the peak</h2>",
         _rows(
