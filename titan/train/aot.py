@@ -28,7 +28,7 @@ from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layout
 # latter compute the scores anew: the model needs six.
 _SPLASH_MATMULS = 9 / 6
 
-_PACKAGES = ("jax", "jaxlib", "libtpu", "torch")
+_PACKAGES = ("jax", "jaxlib", "torch")
 
 
 def main(config: Config) -> int:
@@ -121,7 +121,10 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         ),
         modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),
-        versions={name: importlib.metadata.version(name) for name in _PACKAGES},
+        versions={
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            "TPU compiler": runtime.compiler_version,
+        },
         missing=tuple(missing),
     )
 

@@ -23,7 +23,10 @@ def advice(config: Config, memory: Memory) -> tuple[str, ...]:
     fitting = [change for change in changes if change.needed is not None and change.needed <= memory.capacity]
     lines = []
     for change in [*fitting, *(change for change in changes if change not in fitting)]:
-        estimate = f" (about {change.needed / 2**30:.1f} GiB)" if change.needed is not None else ""
+        estimate = ""
+        if change.needed is not None:
+            alone = "" if change in fitting else ", not enough alone"
+            estimate = f" (about {change.needed / 2**30:.1f} GiB{alone})"
         lines.append(change.text + estimate)
     return tuple(lines)
 

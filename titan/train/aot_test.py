@@ -87,6 +87,7 @@ def test_report_is_json_and_text_and_can_be_compared(fsdp):
     assert from_json(to_json(fsdp)) == fsdp
     with pytest.raises(ValueError, match="no report of this version"):
         from_json(json.dumps({"name": "x"}))
+    assert " cl/" in fsdp.versions["TPU compiler"]
     text = to_text(fsdp)
     assert "llama3_debug on v6e-2x2: 4 devices, 4 chips, mesh dp_shard=4; 16 x 128 = 2,048 tokens a step" in text
     assert "memory     fits: peak " in text
@@ -128,7 +129,7 @@ def test_what_does_not_fit_is_named_with_its_module_and_a_cure():
     assert memory.needed == pytest.approx(
         memory.parameters + memory.optimizer_state + memory.batch + sum(memory.at_peak.values()), rel=0.2
     )
-    assert memory.advice[0].startswith("--training.microbatches=4: 2048 rather than 8192 sequences at a time")
+    assert memory.advice[0].startswith("--training.microbatches=8: 1024 rather than 8192 sequences at a time")
     assert "DOES NOT FIT: needs" in to_text(report)
 
 
@@ -149,6 +150,10 @@ def test_advice_names_the_smallest_change_that_should_fit_first(fsdp):
         "devices (about 31.0 GiB)",
         "--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores",
         "--fused_linear_cross_entropy.enable: never all logits at a time",
+    )
+    worse = dataclasses.replace(memory, needed=80 * gib)
+    assert advice(config, worse)[0].endswith(
+        "1 rather than 8 sequences at a time on a device (about 62.5 GiB, not enough alone)"
     )
     config = config_of("v6e-2x2", "--training.batch_size=4").resolve_devices(4)
     assert advice(config, memory)[0] == "--training.sequence_length=64: shorter sequences (about 30.0 GiB)"

@@ -29,6 +29,7 @@ class AotRuntime(CompileTarget):
 
     Attributes:
       mesh, state_layouts: of the run, once `prepare` was called.
+      compiler_version: the build of libtpu.
       dump: what the compiler wrote of the program compiled last, whether it fits or not.
     """
 
@@ -55,6 +56,8 @@ class AotRuntime(CompileTarget):
             raise ConfigError("aot", problem, cure) from error
         self.num_devices = len(self._devices)
         self.device_kind = self._devices[0].device_kind
+        # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).
+        self.compiler_version = self._devices[0].client.platform_version.splitlines()[-1]
         self.mesh = MeshSpec((), ())
         self.state_layouts: dict[str, TensorLayout] = {}
         self.dump = CompilerDump("", "", "", "")

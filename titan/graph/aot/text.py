@@ -49,7 +49,7 @@ def _memory(memory: Memory) -> list[str]:
             (_gib(row.bytes), f"{row.count} x" if row.count > 1 else "", row.shape, row.kind, row.made_by)
             for row in memory.largest
         )
-    lines += [f"  to make it fit: {advice}" for advice in memory.advice]
+    lines += [f"  to change: {advice}" for advice in memory.advice]
     return lines
 
 
