@@ -16,7 +16,7 @@ NUM_LARGEST = 10
 """How many of the largest buffers a report lists."""
 
 _TIMELINE_POINTS = 200
-_LAYER = re.compile(r"\.\d+\.")
+_LAYER = re.compile(r"\.\d+(?=[. ])")
 _SMALLEST = 2**10  # tables of addresses and the like are not worth a line
 
 GATHERED = "gathered parameters"
@@ -84,6 +84,6 @@ def _largest(buffers: Iterable[tuple[int, str, str, str]]) -> tuple[Buffer, ...]
     buffers = [buffer for buffer in buffers if buffer[0] >= _SMALLEST]
     sums: dict[tuple[str, str, str], list[int]] = collections.defaultdict(list)
     for num_bytes, shape, kind, made_by in buffers:
-        sums[shape, kind, _LAYER.sub(".*.", made_by)].append(num_bytes)
+        sums[shape, kind, _LAYER.sub(".*", made_by)].append(num_bytes)
     rows = [Buffer(sum(sizes), len(sizes), shape, kind, made_by) for (shape, kind, made_by), sizes in sums.items()]
     return tuple(sorted(rows, key=lambda row: -row.bytes)[:NUM_LARGEST])
