@@ -148,11 +148,10 @@ def _turns(module: HloModule, computation: str) -> int:
 def trip_count(module: HloModule, loop: Instruction) -> int:
     """The turns of a loop that counts from 0 in steps of 1 to the constant in its condition; 1 if there is none."""
     condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
-    bounds = [
-        int(instruction.literal)
-        for instruction in module.computations.get(condition[1] if condition else "", ())
-        if instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.literal)
-    ]
+    inner = list(module.computations.get(condition[1] if condition else "", ()))
+    # The comparison may have been made into a fusion.
+    inner += [one for instruction in tuple(inner) for name in instruction.called for one in module.computations[name]]
+    bounds = [int(one.literal) for one in inner if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.literal)]
     return max(bounds, default=1)
 
 

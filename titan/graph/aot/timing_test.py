@@ -9,7 +9,7 @@ import pytest
 from titan.core.hardware import HARDWARE
 from titan.graph.aot.collectives import find_collectives
 from titan.graph.aot.hlo import parse_hlo
-from titan.graph.aot.timing import Links, step_time
+from titan.graph.aot.timing import Links, step_time, trip_count
 from titan.kernels.tpu_compile import compile_for_tpu
 from titan.parallel.mesh import MeshSpec
 
@@ -69,6 +69,23 @@ def test_time_is_what_the_compiler_estimates_and_kernels_declare():
     gather, reduce = 32 * 128 * 4, 8 * 128 * 4
     assert time.exposed_collectives == pytest.approx(0.75 * (gather + 7 * 2 * reduce) / 200e9)
     assert time.total == time.matmuls + time.other + time.kernels + time.exposed_collectives
+
+
+def test_bound_of_a_loop_may_be_in_a_fusion():
+    fused = """\
+%bound (p: s32[]) -> pred[] {
+  %p = s32[] parameter(0)
+  %limit = s32[] constant(12)
+  ROOT %less = pred[] compare(%p, %limit), direction=LT
+}
+"""
+    plain = "  %bound = s32[] constant(7)\n  ROOT %less = pred[] compare(%j, %bound), direction=LT\n"
+    assert plain in _PROGRAM
+    program = fused + _PROGRAM.replace(plain, "  ROOT %less = pred[] fusion(%j), kind=kLoop, calls=%bound\n")
+    for text, turns in ((_PROGRAM, 7), (program, 12)):
+        module = parse_hlo(text)
+        (loop,) = [instruction for _, instruction in module.instructions() if instruction.opcode == "while"]
+        assert trip_count(module, loop) == turns
 
 
 @pytest.mark.parametrize(
