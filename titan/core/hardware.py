@@ -13,22 +13,82 @@ class Hardware:
       peak_bf16_flops: dense bfloat16 FLOP/s of one chip.
       hbm_bytes: memory of one chip in bytes, the stated GB read as 10**9, the smaller reading.
       hbm_bytes_per_second: bandwidth of one chip's memory.
+      ici_link_bytes_per_second: bandwidth of one link between chips, in one direction; a chip has two for each dim of
+        a slice.
+      mxu_flops_per_cycle: of the matrix units behind one device; the clock is the peak divided by it.
+      usable_hbm_bytes: memory of one device that XLA:TPU lets a program have, as its out-of-memory error states it.
       devices_per_chip: JAX devices that one chip presents.
+      slice_dims: dims of the torus that the interconnect of a slice forms.
+      pod_chips: chips of the largest slice.
       device_kinds: values of `jax.Device.device_kind` that mean this generation.
     """
 
     peak_bf16_flops: float
     hbm_bytes: int
     hbm_bytes_per_second: float
+    ici_link_bytes_per_second: float
+    mxu_flops_per_cycle: int
+    usable_hbm_bytes: int
     devices_per_chip: int
+    slice_dims: int
+    pod_chips: int
     device_kinds: tuple[str, ...]
+
+    @property
+    def clock_hz(self) -> float:
+        """Cycles per second of the matrix units."""
+        return self.peak_bf16_flops / self.devices_per_chip / self.mxu_flops_per_cycle
 
 
 HARDWARE = {
-    "v5e": Hardware(197e12, 16 * 10**9, 819e9, 1, ("TPU v5 lite", "TPU v5e")),
-    "v5p": Hardware(459e12, 95 * 10**9, 2765e9, 1, ("TPU v5", "TPU v5p")),
-    "v6e": Hardware(918e12, 32 * 10**9, 1640e9, 1, ("TPU v6 lite", "TPU v6e")),
-    "tpu7x": Hardware(2307e12, 192 * 10**9, 7380e9, 2, ("TPU7x", "TPU v7x", "TPU v7")),
+    "v5e": Hardware(
+        peak_bf16_flops=197e12,
+        hbm_bytes=16 * 10**9,
+        hbm_bytes_per_second=819e9,
+        ici_link_bytes_per_second=50e9,
+        mxu_flops_per_cycle=4 * 2 * 128**2,
+        usable_hbm_bytes=int(15.75 * 2**30),
+        devices_per_chip=1,
+        slice_dims=2,
+        pod_chips=256,
+        device_kinds=("TPU v5 lite", "TPU v5e"),
+    ),
+    "v5p": Hardware(
+        peak_bf16_flops=459e12,
+        hbm_bytes=95 * 10**9,
+        hbm_bytes_per_second=2765e9,
+        ici_link_bytes_per_second=100e9,
+        mxu_flops_per_cycle=8 * 2 * 128**2,
+        usable_hbm_bytes=int(95.74 * 2**30),
+        devices_per_chip=1,
+        slice_dims=3,
+        pod_chips=8960,
+        device_kinds=("TPU v5", "TPU v5p"),
+    ),
+    "v6e": Hardware(
+        peak_bf16_flops=918e12,
+        hbm_bytes=32 * 10**9,
+        hbm_bytes_per_second=1640e9,
+        ici_link_bytes_per_second=100e9,
+        mxu_flops_per_cycle=4 * 2 * 256**2,
+        usable_hbm_bytes=int(31.25 * 2**30),
+        devices_per_chip=1,
+        slice_dims=2,
+        pod_chips=256,
+        device_kinds=("TPU v6 lite", "TPU v6e"),
+    ),
+    "tpu7x": Hardware(
+        peak_bf16_flops=2307e12,
+        hbm_bytes=192 * 10**9,
+        hbm_bytes_per_second=7380e9,
+        ici_link_bytes_per_second=100e9,
+        mxu_flops_per_cycle=4 * 2 * 256**2,
+        usable_hbm_bytes=int(94.75 * 2**30),
+        devices_per_chip=2,
+        slice_dims=3,
+        pod_chips=9216,
+        device_kinds=("TPU7x", "TPU v7x", "TPU v7"),
+    ),
 }
 """The TPU generations titan knows, by the name that topologies use (`v6e:2x4`)."""
 

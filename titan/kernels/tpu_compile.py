@@ -1,9 +1,6 @@
 """Compiles a JAX function for one TPU device with the real XLA:TPU and Mosaic compilers, with no TPU present."""
 
 import dataclasses
-import functools
-import importlib.util
-import os
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -12,19 +9,12 @@ from typing import Any
 import jax
 
 from titan.kernels.target import Target, lowering_for
+from titan.kernels.tpu_topology import topology_devices
 
 # Memory space 1 is VMEM.
 _USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"\}')
 
 _SMALLEST_SLICE = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
-
-
-_NO_TPU = {
-    "TPU_SKIP_MDS_QUERY": "1",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "TPU_ACCELERATOR_TYPE": "v6e-4",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,21 +52,7 @@ def tpu_device(generation: str) -> jax.Device:
     """
     if generation not in _SMALLEST_SLICE:
         raise ValueError(f"no TPU {generation!r} is known: name one of {', '.join(_SMALLEST_SLICE)}")
-    if importlib.util.find_spec("libtpu") is None:
-        raise RuntimeError("compiling for a TPU needs the libtpu package: pip install libtpu==0.0.42.1")
-    return _device(generation)
-
-
-@functools.cache
-def _device(generation: str) -> jax.Device:
-    if jax.default_backend() != "tpu":
-        # Else libtpu asks the cloud's metadata server for this machine's TPUs, complains that there are none, and locks
-        # itself to one process. What it is told here does not matter: the topology says what to compile for.
-        for name, value in _NO_TPU.items():
-            os.environ.setdefault(name, value)
-    from jax.experimental import topologies
-
-    return topologies.get_topology_desc(_SMALLEST_SLICE[generation], platform="tpu").devices[0]
+    return topology_devices(_SMALLEST_SLICE[generation])[0]
 
 
 def compile_for_tpu(

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from titan.kernels import tpu_compile
+from titan.kernels import tpu_topology
 from titan.kernels.jax_op import jax_op
 from titan.kernels.tpu_compile import compile_for_tpu
-
 
 _BLOCK_ROWS = 128
 _METADATA = {"rows": str(_BLOCK_ROWS)}
@@ -50,6 +49,6 @@ def test_memory_and_cost_are_those_of_the_program(generation):
 def test_a_wrong_name_or_a_missing_library_is_one_clear_line(monkeypatch):
     with pytest.raises(ValueError, match="no TPU 'v9' is known: name one of v5e, v5p, v6e, tpu7x"):
         compile_for_tpu(jnp.sin, generation="v9")
-    monkeypatch.setattr(tpu_compile.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(tpu_topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="needs the libtpu package: pip install libtpu"):
         compile_for_tpu(jnp.sin, generation="v6e")

@@ -24,7 +24,7 @@ from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config, ParallelismConfig
 from titan.train.hf_weights import check_hf, read_hf
-from titan.train.runtime import Runtime, State
+from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
 from titan.train.step import StepBuilder
 from titan.train.swaps.rules import swap_rules
@@ -54,12 +54,13 @@ class Run:
     seconds: dict[str, float]
 
 
-def build(config: Config, runtime: Runtime) -> Run:
+def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     """Puts a run together; nothing is compiled or allocated yet.
 
     Args:
       config: a validated configuration.
-      runtime: the devices of the executor that the configuration names.
+      runtime: the devices of the executor that the configuration names; of a mere CompileTarget the steps can be
+        compiled, and there is no initial state to call them with.
 
     Raises:
       ConfigError: the configuration does not suit the devices present.
@@ -121,7 +122,7 @@ def _compile(
     shapes: Shapes,
     *,
     config: Config,
-    runtime: Runtime,
+    runtime: CompileTarget,
     mesh: MeshSpec,
     policy: ShardingPolicy,
     seconds: dict[str, float],

@@ -41,7 +41,10 @@ class CompiledStep:
 
     def executable_for(self, batch: Mapping[str, np.ndarray]) -> Executable:
         """The executable for a batch of these shapes, compiled now if they are new."""
-        shapes = {name: tuple(np.shape(array)) for name, array in batch.items()}
+        return self.executable_for_shapes({name: tuple(np.shape(array)) for name, array in batch.items()})
+
+    def executable_for_shapes(self, shapes: Shapes) -> Executable:
+        """The executable for a batch of these shapes, by name, compiled now if they are new."""
         key = tuple(sorted(shapes.items()))
         if key not in self._executables:
             if self._executables:

@@ -4,13 +4,15 @@ Imports neither torch nor jax, so that flags are parsed and checked before anyth
 """
 
 import dataclasses
+import os
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.core.config.tree import option
-from titan.core.config.validate import ConfigError, check_writable_folder
+from titan.core.config.validate import ConfigError, check_exists, check_writable_folder
 from titan.core.data.config import DataConfig, TokenizerConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
+from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
@@ -218,6 +220,29 @@ class TpuConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class AotConfig:
+    """Ahead-of-time compilation for a TPU slice, on a machine without a TPU, in place of a run."""
+
+    enable: bool = option(
+        False, "Compile the training step for --hardware, report memory, collectives and compute, and end. No run."
+    )
+    report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
+    page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
+    compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
+
+    def validate(self) -> None:
+        """Raises ConfigError for a report that cannot be written or read."""
+        for name in ("report", "page"):
+            if path := getattr(self, name):
+                check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")
+        if self.compare:
+            check_exists("aot.compare", self.compare)
+        for name in ("report", "page", "compare"):
+            if getattr(self, name) and not self.enable:
+                raise ConfigError(f"aot.{name}", "there is no report without --aot", "leave it out, or add --aot")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """One training run. The defaults are the recipe llama3_debug."""
 
@@ -258,6 +283,15 @@ class Config:
         "Of the grouped matmuls. auto: on TPU Pallas kernels, elsewhere xla. xla: a loop over blocks of rows.",
         choices=("auto", "mosaic", "xla"),
     )
+    hardware: str = option(
+        "", "TPU slice to compile for with --aot, as v5e-2x2, v5p-2x2x1, v6e-2x4, tpu7x-4x4x8 or 4*tpu7x-8x8x16."
+    )
+    aot: AotConfig = option(AotConfig(), "Compilation for a TPU slice on a machine without a TPU, in place of a run.")
+
+    @property
+    def tpu_slice(self) -> TpuSlice | None:
+        """What `hardware` names; None if it is empty. ConfigError if there is no such slice."""
+        return parse_tpu_slice(self.hardware) if self.hardware else None
 
     def validate(self) -> None:
         """Raises ConfigError where sections contradict one another. Touches no device."""
@@ -266,6 +300,7 @@ class Config:
         self._check_execution()
         self._check_sizes()
         self._check_experts()
+        self._check_aot()
         if self.parallelism.num_devices:
             self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))
 
@@ -356,6 +391,38 @@ class Config:
                 f"{type(self.model).__name__.removesuffix('Config')} has no experts to compute",
                 "leave it out, or train a mixture of experts such as qwen3_moe_debug",
             )
+
+    def _check_aot(self) -> None:
+        if bool(self.hardware) != self.aot.enable:
+            flag, missing = ("aot", "--hardware=v6e-2x4") if self.aot.enable else ("hardware", "--aot")
+            raise ConfigError(flag, "--aot and --hardware go together", f"add {missing}, or leave --{flag} out")
+        if not self.hardware:
+            return
+        tpu_slice = self.tpu_slice
+        if not (self.tpu_config.use_graph_trainer and self.tpu_config.executor == "xla"):
+            raise ConfigError(
+                "aot", "only the xla executor compiles ahead of time, and another is asked for", "leave that out"
+            )
+        if self.parallelism.num_devices not in (0, tpu_slice.num_devices):
+            raise ConfigError(
+                "parallelism.num_devices",
+                f"{self.parallelism.num_devices} are not the {tpu_slice.num_devices} devices of {tpu_slice}",
+                "leave it out, or name another slice",
+            )
+        if not self.parallelism.use_simple_fsdp and tpu_slice.num_devices > 1:
+            raise ConfigError(
+                "parallelism.use_simple_fsdp",
+                f"false means one device, and {tpu_slice} has {tpu_slice.num_devices}",
+                "leave it on, or give --hardware=v6e-1x1",
+            )
+        if self.parallelism.data_parallel_replicate % tpu_slice.num_slices:
+            raise ConfigError(
+                "parallelism.data_parallel_replicate",
+                f"{self.parallelism.data_parallel_replicate} is no multiple of the {tpu_slice.num_slices} slices, "
+                "between which only the sum of gradients should pass",
+                f"give {tpu_slice.num_slices}, or one slice",
+            )
+        self.resolve_devices(tpu_slice.num_devices)
 
     def _check_batch(self, parallelism: ParallelismConfig) -> None:
         num_devices, microbatches = parallelism.num_devices, self.training.microbatches

@@ -79,6 +79,23 @@ def test_documented_flags_reach_the_tree():
         ("--noparallelism.use_simple_fsdp --parallelism.gather_dtype=bfloat16",
          "--parallelism.gather_dtype: it is SimpleFSDP that hands out parameters in another dtype, and it is off; "
          "leave it out, or leave --parallelism.use_simple_fsdp on"),
+        ("--aot", "--aot: --aot and --hardware go together; add --hardware=v6e-2x4, or leave --aot out"),
+        ("--hardware=v6e-2x4", "--hardware: --aot and --hardware go together; add --aot, or leave --hardware out"),
+        ("--aot.report=x.json", "--aot.report: there is no report without --aot; leave it out, or add --aot"),
+        ("--aot --hardware=v6e-2x4 --aot.compare=/missing",
+         "--aot.compare: there is no file or folder '/missing'; correct the path"),
+        ("--aot --hardware=v6e-2x4 --tpu_config.executor=torch",
+         "--aot: only the xla executor compiles ahead of time, and another is asked for; leave that out"),
+        ("--aot --hardware=v6e-2x4 --parallelism.num_devices=4",
+         "--parallelism.num_devices: 4 are not the 8 devices of v6e-2x4; leave it out, or name another slice"),
+        ("--aot --hardware=tpu7x-2x2x1 --training.batch_size=4",
+         "--training.batch_size: 4 is not a multiple of 8 devices times 1 microbatches; give a multiple of 8, e.g. 8"),
+        ("--aot --hardware=4*v6e-2x2 --parallelism.data_parallel_replicate=2",
+         "--parallelism.data_parallel_replicate: 2 is no multiple of the 4 slices, between which only the sum of "
+         "gradients should pass; give 4, or one slice"),
+        ("--aot --hardware=v6e-2x2 --noparallelism.use_simple_fsdp",
+         "--parallelism.use_simple_fsdp: false means one device, and v6e-2x2 has 4; "
+         "leave it on, or give --hardware=v6e-1x1"),
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=dead_code",
          "--tpu_config.disable_passes: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),

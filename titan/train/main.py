@@ -67,6 +67,10 @@ def _run(config: Config) -> int:
 
 
 def _train(config: Config) -> int:
+    if config.aot.enable:
+        from titan.train import aot
+
+        return aot.main(config)
     from titan.core.checkpoint import Checkpointer
     from titan.core.metrics import MetricsLogger
     from titan.core.profiler import Profiler

@@ -1,4 +1,4 @@
-"""What the trainer asks of an executor's devices: the interface of `XlaRuntime` and `TorchRuntime`."""
+"""What the trainer asks of an executor's devices: the interface of `XlaRuntime`, `TorchRuntime` and `AotRuntime`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,24 +19,19 @@ State = Mapping[str, Any]
 """A run's state as its executor holds it: jax.Arrays, or this rank's tensors, by the names of `titan.train.state`."""
 
 
-class Runtime(Protocol):
-    """The devices of one executor, and this process's part in a run on them. `prepare` comes before all other calls.
+class CompileTarget(Protocol):
+    """The devices that steps are compiled for. `prepare` comes before all other calls.
 
     Attributes:
       num_devices: devices of all processes together.
-      process_index, process_count: this process among those of the run.
+      process_count: processes of the run.
       device_kind: what the run is reported to run on.
-      saves: whether this process takes part in writing checkpoints.
-      captures_late: whether a step can still be captured once another has run.
       passes: graph passes for this executor, after those for all.
     """
 
     num_devices: int
-    process_index: int
     process_count: int
     device_kind: str
-    saves: bool
-    captures_late: bool
     passes: Sequence[Pass]
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
@@ -47,6 +42,20 @@ class Runtime(Protocol):
 
     def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
         """The step without capture. NotImplementedError where the executor runs graphs alone."""
+
+
+class Runtime(CompileTarget, Protocol):
+    """The devices of one executor, and this process's part in a run on them.
+
+    Attributes:
+      process_index: this process among those of the run.
+      saves: whether this process takes part in writing checkpoints.
+      captures_late: whether a step can still be captured once another has run.
+    """
+
+    process_index: int
+    saves: bool
+    captures_late: bool
 
     def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> State:
         """Parameters by their initialisers and everything else zero, each device or process with its shards."""

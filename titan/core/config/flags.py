@@ -4,6 +4,7 @@ ml_collections makes the flags from dataclasses, but it sets the parsed values o
 only the flags that it sees on the command line. A configuration tree is frozen and should be listed by `--helpfull`.
 So each section is handed to ml_collections as a mutable mirror together with the list of all its leaves, each flag
 gets a parser that knows the leaf's choices and limits, and the overridden values are then put into the frozen tree.
+A section that has a leaf `enable` is switched on by its name alone: `--aot` is `--aot.enable`.
 """
 
 import contextlib
@@ -163,7 +164,7 @@ def _mirror(node: Any) -> Any:
 
 def _read(values: flags.FlagValues, argv: Sequence[str], default: Any) -> None:
     try:
-        arguments = values(list(argv))
+        arguments = values(_spelled_out(argv, default))
     except flags.UnrecognizedFlagError as error:
         names = [leaf.path for leaf in leaves(default)] + list(_COMMANDS)
         raise ConfigError(error.flagname, "there is no such flag", _suggestion(error.flagname, names)) from None
@@ -174,6 +175,13 @@ def _read(values: flags.FlagValues, argv: Sequence[str], default: Any) -> None:
         raise ConfigError(named[1] if named else "", str(error), "write flags as --section.field=value") from None
     if len(arguments) > 1:
         raise ConfigError("", f"{arguments[1]!r} is not a flag", "write flags as --section.field=value")
+
+
+def _spelled_out(argv: Sequence[str], default: Any) -> list[str]:
+    """The command line with `--section` and `--nosection` written as `--section.enable` and its opposite."""
+    switches = [name for name, section in _sections(default) if isinstance(getattr(section, "enable", None), bool)]
+    spelled = {f"--{no}{name}": f"--{no}{name}.enable" for name in switches for no in ("", "no")}
+    return [spelled.get(argument, argument) for argument in argv]
 
 
 def _suggestion(unknown: str, names: list[str]) -> str:

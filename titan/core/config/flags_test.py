@@ -30,6 +30,8 @@ def test_no_flags_give_the_default_and_nothing_is_remembered():
         (["--section.enable=false"], Root(section=Section(enable=False))),
         (["--nosection.enable"], Root(section=Section(enable=False))),
         (["--section.enable=False", "--section.enable"], Root()),
+        (["--section.enable=False", "--section"], Root()),
+        (["--nosection"], Root(section=Section(enable=False))),
         (["--section.kind="], Root(section=Section(kind=""))),
         (["--section.inner.epsilon=1"], Root(section=Section(inner=Inner(epsilon=1.0)))),
         (["--second.tags=a, b"], Root(second=Inner(tags=("a", "b")))),

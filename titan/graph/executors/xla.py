@@ -96,10 +96,42 @@ class XlaExecutable:
         }
 
 
+@dataclasses.dataclass(frozen=True)
+class LoweredStep:
+    """A step as StableHLO, to be compiled.
+
+    Attributes:
+      graph: what was lowered.
+      mesh: the devices that it is for.
+      lowered: JAX's lowered program.
+      lower_seconds: time to lower the graph to StableHLO.
+    """
+
+    graph: StepGraph
+    mesh: Mesh
+    lowered: Any
+    lower_seconds: float
+
+    def compile(self) -> XlaExecutable:
+        """Runs the XLA compiler, whose errors pass through."""
+        start = time.perf_counter()
+        compiled = self.lowered.compile()
+        compile_seconds = time.perf_counter() - start
+        _log.debug("lowered in %.2f s, compiled in %.2f s", self.lower_seconds, compile_seconds)
+        return XlaExecutable(self.graph, self.mesh, compiled, self.lower_seconds, compile_seconds)
+
+
 def compile_xla(
     graph: StepGraph, devices: Sequence[jax.Device], *, compiler_options: Mapping[str, str] | None = None
 ) -> XlaExecutable:
-    """Lowers and compiles a step for `devices`.
+    """Lowers and compiles a step for `devices`; see `lower_xla`. The XLA compiler's errors pass through."""
+    return lower_xla(graph, devices, compiler_options=compiler_options).compile()
+
+
+def lower_xla(
+    graph: StepGraph, devices: Sequence[jax.Device], *, compiler_options: Mapping[str, str] | None = None
+) -> LoweredStep:
+    """Lowers a step for `devices`.
 
     Args:
       graph: the step after its passes.
@@ -131,8 +163,4 @@ def compile_xla(
     )
     start = time.perf_counter()
     lowered = jitted.lower(*abstract_arrays(inputs, graph.mesh, mesh).values())
-    lowered_at = time.perf_counter()
-    compiled = lowered.compile()
-    compiled_at = time.perf_counter()
-    _log.debug("lowered in %.2f s, compiled in %.2f s", lowered_at - start, compiled_at - lowered_at)
-    return XlaExecutable(graph, mesh, compiled, lowered_at - start, compiled_at - lowered_at)
+    return LoweredStep(graph, mesh, lowered, time.perf_counter() - start)

@@ -86,7 +86,7 @@ class _Step:
         if self.lowering is None:
             return args[0][args[1]]
         kwargs = map_arg(self.node.kwargs, values.__getitem__)
-        scope = self.node.meta.get("module_fqn")
+        scope = "/".join(filter(None, (self.node.meta.get("region"), self.node.meta.get("module_fqn"))))
         try:
             with jax.named_scope(scope) if scope else contextlib.nullcontext():
                 result = self.lowering(self.context, *args, **kwargs)

@@ -1,0 +1,163 @@
+"""A model of a step's time, from the compiler's own estimates. It is a model: nothing here ran on a TPU.
+
+Instructions take the cycles that XLA:TPU estimates for them, at the clock that the matrix units need for the stated
+peak. Kernels take what they declare: the longer of their FLOPs at the peak and their bytes at the memory's bandwidth.
+An exposed collective takes its bytes at the bandwidth of the links (see `CollectiveTime`); one that is asynchronous,
+and every asynchronous copy, is taken to be hidden. A loop takes its body's time as often as its condition says.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping
+
+from titan.core.hardware import Hardware
+from titan.graph.aot.collectives import Collective
+from titan.graph.aot.hlo import HBM, HloModule, Instruction
+from titan.graph.aot.kernels import is_kernel, kernel_name
+
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
+_MOVING = ("copy", "concatenate", "slice", "dynamic-slice", "transpose", "broadcast", "convert")
+_MATMULS = ("convolution", "dot")
+
+DCN_BYTES_PER_SECOND_PER_CHIP = 6.25e9
+"""Bandwidth between slices: 200 Gbit/s for a host of four chips."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Modelled seconds of one step, by what they are spent on.
+
+    Attributes:
+      matmuls: fusions with a matrix product in them.
+      other: all other instructions.
+      kernels: Mosaic kernels.
+      exposed_collectives: those during which nothing else runs.
+      undeclared: kernels that declare no cost, for which `undeclared_flops` stood in, or nothing.
+    """
+
+    matmuls: float
+    other: float
+    kernels: float
+    exposed_collectives: float
+    undeclared: tuple[str, ...]
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.matmuls + self.other + self.kernels + self.exposed_collectives
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+    """The interconnect of a slice as a collective sees it.
+
+    A chip receives over all its links at once, one for each neighbour: two in a dim whose ends are joined, else one.
+    The devices of a chip share them. An all-gather or reduce-scatter over N devices moves (N-1)/N of its bytes, an
+    all-reduce twice that. Latency is left out.
+
+    Attributes:
+      hardware: the generation.
+      shape: chips along each dim of the slice.
+    """
+
+    hardware: Hardware
+    shape: tuple[int, ...]
+
+    @property
+    def bytes_per_second(self) -> float:
+        """That one device receives at most."""
+        whole = 16 if self.hardware.slice_dims == 2 else 4  # the size from which the ends of a dim are joined
+        links = sum(2 if size % whole == 0 else 1 for size in self.shape if size > 1)
+        return max(links, 1) * self.hardware.ici_link_bytes_per_second / self.hardware.devices_per_chip
+
+    def seconds(self, collective: Collective, axis_sizes: Mapping[str, int]) -> float:
+        """The time of one collective."""
+        passes = 2 if collective.kind == "all-reduce" else 1
+        if collective.axes == "between slices":
+            return passes * collective.bytes * self.hardware.devices_per_chip / DCN_BYTES_PER_SECOND_PER_CHIP
+        num_devices = 1
+        for axis in collective.axes.split(" x "):
+            num_devices *= axis_sizes.get(axis, 1)
+        return passes * collective.bytes * (num_devices - 1) / num_devices / self.bytes_per_second
+
+
+def step_time(
+    module: HloModule,
+    collectives: list[Collective],
+    links: Links,
+    axis_sizes: Mapping[str, int],
+    undeclared_flops: float,
+) -> StepTime:
+    """The modelled time of a program.
+
+    Args:
+      module: after code generation, when cycles have been estimated.
+      collectives: of this module.
+      links: the slice's interconnect.
+      axis_sizes: devices along each mesh axis.
+      undeclared_flops: of all calls together, one device's FLOPs in kernels that declare no cost.
+    """
+    hardware = links.hardware
+    turns = functools.cache(functools.partial(_turns, module))
+    spent = {"matmuls": 0.0, "other": 0.0, "kernels": 0.0}
+    undeclared: dict[str, None] = {}
+    for computation, instruction in module.instructions():
+        if not (times := turns(computation)):
+            continue
+        if is_kernel(instruction):
+            declared = _DECLARED.search(instruction.attributes)
+            if declared:
+                spent["kernels"] += times * max(
+                    int(declared[1]) / hardware.peak_bf16_flops * hardware.devices_per_chip,
+                    int(declared[2]) / hardware.hbm_bytes_per_second * hardware.devices_per_chip,
+                )
+            else:
+                undeclared[kernel_name(instruction)] = None
+            continue
+        cycles = _CYCLES.search(instruction.attributes)
+        seconds = 0.0
+        if cycles:
+            seconds = int(cycles[1]) / hardware.clock_hz
+        elif instruction.opcode in _MOVING:
+            moved = 2 * sum(array.padded_bytes for array in instruction.arrays if array.space == HBM)
+            seconds = moved * hardware.devices_per_chip / hardware.hbm_bytes_per_second
+        spent["matmuls" if _has_matmul(module, instruction) else "other"] += times * seconds
+    if undeclared:
+        spent["kernels"] += undeclared_flops * hardware.devices_per_chip / hardware.peak_bf16_flops
+    exposed = sum(
+        links.seconds(one, axis_sizes) * (turns(one.computation) or 1) for one in collectives if not one.asynchronous
+    )
+    return StepTime(**spent, exposed_collectives=exposed, undeclared=tuple(undeclared))
+
+
+def _turns(module: HloModule, computation: str) -> int:
+    """How often a computation's instructions run as instructions of their own; 0 for one that is part of a fusion."""
+    if computation == module.entry:
+        return 1
+    times = 0
+    for caller, instruction in module.callers[computation]:
+        if instruction.opcode == "while":
+            times += _turns(module, caller) * trip_count(module, instruction)
+        elif instruction.opcode in ("call", "conditional"):
+            times += _turns(module, caller)
+    return times
+
+
+def trip_count(module: HloModule, loop: Instruction) -> int:
+    """The turns of a loop that counts from 0 in steps of 1 to the constant in its condition; 1 if there is none."""
+    condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
+    inner = list(module.computations.get(condition[1] if condition else "", ()))
+    # The comparison may have been made into a fusion.
+    inner += [one for instruction in tuple(inner) for name in instruction.called for one in module.computations[name]]
+    bounds = [int(one.literal) for one in inner if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.literal)]
+    return max(bounds, default=1)
+
+
+def _has_matmul(module: HloModule, instruction: Instruction) -> bool:
+    if instruction.opcode in _MATMULS:
+        return True
+    if instruction.opcode != "fusion":
+        return False
+    return any(_has_matmul(module, inner) for name in instruction.called for inner in module.computations.get(name, ()))

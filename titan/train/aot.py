@@ -1,0 +1,178 @@
+"""Ahead-of-time compilation of a run's training step for a TPU slice that is not there, and the report on it."""
+
+import dataclasses
+import importlib.metadata
+import os
+import pathlib
+from typing import Any
+
+from titan.core.config.validate import ConfigError
+from titan.graph.aot.buffers import temporaries
+from titan.graph.aot.collectives import find_collectives, group_collectives
+from titan.graph.aot.hlo import parse_hlo
+from titan.graph.aot.html import to_html
+from titan.graph.aot.kernels import count_kernels
+from titan.graph.aot.memory import argument_bytes, memory_of
+from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
+from titan.graph.aot.report import Compute, ModelledTime, Report, differences, from_json, to_json
+from titan.graph.aot.text import to_text
+from titan.graph.aot.timing import Links, step_time
+from titan.train.aot_advice import advice
+from titan.train.build import Run, build, sharding_policy
+from titan.train.compiled_step import Shapes
+from titan.train.config import Config, TrainingConfig
+from titan.train.runtime_aot import AotRuntime
+from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
+
+# Splash attention has two matrix products in its forward kernel, three in that of dq and four in that of dk and dv. The
+# latter compute the scores anew: the model needs six.
+_SPLASH_MATMULS = 9 / 6
+
+_PACKAGES = ("jax", "jaxlib", "torch")
+
+
+def main(config: Config) -> int:
+    """Compiles, prints the report and writes it where the configuration says.
+
+    Returns:
+      The exit code: 0 if the step fits, 1 if it does not.
+    """
+    earlier = _earlier(config.aot.compare) if config.aot.compare else None
+    report = compile_ahead_of_time(config)
+    print(to_text(report), end="", flush=True)
+    if config.aot.report:
+        path = pathlib.Path(config.aot.report).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_json(report), encoding="utf-8")
+        print(f"report: {path}")
+    if config.aot.page:
+        path = pathlib.Path(config.aot.page).expanduser()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(to_html(report), encoding="utf-8")
+        print(f"page: {path}")
+    if earlier:
+        print(f"\nagainst {config.aot.compare}:")
+        print("\n".join(f"  {line}" for line in differences(earlier, report)) or "  no difference")
+    return 0 if report.memory.fits else 1
+
+
+def compile_ahead_of_time(config: Config) -> Report:
+    """Compiles the training step of a validated configuration for its `hardware`; no array of its size is allocated.
+
+    Raises:
+      ConfigError: libtpu is missing, or the configuration does not suit the slice.
+    """
+    runtime = AotRuntime(config.tpu_slice)
+    run = build(config, runtime)
+    compiled, needed = None, 0
+    try:
+        compiled = run.train_step.executable_for_shapes(batch_shapes(run.config.training)).compiled
+    except OutOfDeviceMemoryError as error:
+        needed = error.needed_bytes
+    return _report(run, runtime, compiled, needed)
+
+
+def batch_shapes(training: TrainingConfig) -> Shapes:
+    """The shapes of one step's batch: [microbatch, sequence, position], and () for the learning rate."""
+    shape = (training.microbatches, training.batch_size // training.microbatches, training.sequence_length)
+    return {**dict.fromkeys(BATCH_TENSORS, shape), LEARNING_RATE: ()}
+
+
+def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report:
+    """Args:
+    compiled: JAX's compiled program; None if it needs more memory than there is.
+    needed: in that case, the memory it needs.
+    """
+    config, tpu_slice, mesh, dump = run.config, run.config.tpu_slice, run.mesh, runtime.dump
+    training = config.training
+    missing = []
+    module, buffers = None, []
+    if dump.hlo:
+        module = parse_hlo(dump.hlo)
+        buffers = temporaries(dump, module)
+    else:
+        missing.append("collectives, kernels and buffers: this libtpu writes no optimized program")
+    stats = compiled.memory_analysis() if compiled else None
+    memory = memory_of(
+        buffers,
+        stats=stats,
+        needed=stats.peak_memory_in_bytes if stats else needed,
+        capacity=tpu_slice.hardware.usable_hbm_bytes,
+        arguments=_arguments(run, runtime),
+    )
+    cost = compiled.cost_analysis() if compiled else {}
+    tokens = training.batch_size * training.sequence_length
+    model_flops = config.model.flops_per_token(training.sequence_length) * tokens
+    return Report(
+        name=config.name,
+        hardware=str(tpu_slice),
+        mesh=str(mesh),
+        num_devices=tpu_slice.num_devices,
+        num_chips=tpu_slice.num_chips,
+        batch_size=training.batch_size,
+        sequence_length=training.sequence_length,
+        memory=memory if memory.fits else dataclasses.replace(memory, advice=advice(config, memory)),
+        collectives=group_collectives(find_collectives(module, mesh)) if module else (),
+        compute=Compute(
+            model_flops=model_flops,
+            compiled_flops=cost["flops"] * mesh.num_devices if "flops" in cost else None,
+            hbm_bytes=cost.get("bytes accessed"),
+            kernels=count_kernels(module) if module else {},
+        ),
+        modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
+        seconds=dict(run.seconds),
+        versions={
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            "TPU compiler": runtime.compiler_version,
+        },
+        missing=tuple(missing),
+    )
+
+
+def _modelled(run: Run, code: str, model_flops: float) -> ModelledTime:
+    """Args:
+    code: the program after code generation.
+    model_flops: of one step, on all devices.
+    """
+    config, tpu_slice, mesh, training = run.config, run.config.tpu_slice, run.mesh, run.config.training
+    tokens = training.batch_size * training.sequence_length
+    attention_flops = model_flops - config.model.flops_per_token(0) * tokens
+    module = parse_hlo(code)
+    time = step_time(
+        module,
+        find_collectives(module, mesh),
+        Links(tpu_slice.hardware, tpu_slice.shape),
+        dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
+        undeclared_flops=_SPLASH_MATMULS * attention_flops / mesh.num_devices
+        if config.splash_attention_kernel.use_splash_attention_kernel
+        else 0.0,
+    )
+    return ModelledTime(
+        step_seconds=time.total,
+        matmuls=time.matmuls,
+        other=time.other,
+        kernels=time.kernels,
+        exposed_collectives=time.exposed_collectives,
+        tokens_per_second_per_chip=tokens / time.total / tpu_slice.num_chips,
+        mfu=model_flops / time.total / (tpu_slice.num_chips * tpu_slice.hardware.peak_bf16_flops),
+        undeclared_kernels=time.undeclared,
+    )
+
+
+def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
+    state, policy = runtime.state_layouts, sharding_policy(run.config.parallelism)
+    parameters = [layout for name, layout in state.items() if name.startswith(PARAMS)]
+    others = [layout for name, layout in state.items() if not name.startswith(PARAMS)]
+    batch = batch_layouts(batch_shapes(run.config.training), run.mesh, policy)
+    return {
+        "parameters": argument_bytes(parameters, run.mesh),
+        "optimizer_state": argument_bytes(others, run.mesh),
+        "batch": argument_bytes(batch.values(), run.mesh),
+    }
+
+
+def _earlier(path: str) -> Report:
+    try:
+        return from_json(pathlib.Path(os.path.expanduser(path)).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("aot.compare", f"{path!r} is no report: {error}", "give a file of --aot.report") from None
