@@ -1,7 +1,7 @@
 """Tuned block sizes as data: one JSON file for each kernel and TPU generation, written by `//tools:tune_kernel`.
 
-A file maps a key, which the kernel derives from its shapes and attributes, to block sizes by name. Tables that come
-with titan lie in `tiles/` beside this file; the folder that TITAN_TILE_TABLES names, if any, is searched first.
+A file maps a key, which the kernel derives from its shapes and attributes, to block sizes by name. Tables of the
+repository lie in `tiles/` beside this file; the folder that TITAN_TILE_TABLES names, if any, is searched first.
 """
 
 import functools
