@@ -15,7 +15,15 @@ Tiles = TypeVar("Tiles")
 
 
 class VmemError(ValueError):
-    """The blocks of a kernel do not fit the vector memory."""
+    """The blocks of a kernel do not fit the vector memory.
+
+    Attributes:
+      kernel: whose blocks.
+    """
+
+    def __init__(self, kernel: str, problem: str):
+        super().__init__(f"{kernel}: {problem}")
+        self.kernel = kernel
 
 
 def vmem_budget_bytes(generation: str) -> int:
@@ -64,6 +72,6 @@ def check_vmem(
         size, largest = max(fitting, key=lambda entry: entry[0])
         cure = f"the largest that fit are {largest} ({size / MIB:.1f} MiB)"
     raise VmemError(
-        f"{kernel}: {tiles} needs {needed / MIB:.1f} MiB of VMEM, and {generation} gives a kernel "
-        f"{budget / MIB:.0f} MiB: {cure}"
+        kernel,
+        f"{tiles} needs {needed / MIB:.1f} MiB of VMEM, and {generation} gives a kernel {budget / MIB:.0f} MiB: {cure}",
     )

@@ -22,6 +22,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.runtime import CompileTarget
+from titan.train.swaps.refusals import kernel_refusals
 
 
 class AotRuntime(CompileTarget):
@@ -72,10 +73,11 @@ class AotRuntime(CompileTarget):
 
         Raises:
           OutOfDeviceMemoryError: the program does not fit into a device's memory.
+          ConfigError: the blocks of a kernel do not fit its vector memory.
         """
         # Libraries of kernels take the TPU's generation from JAX's default device.
         with tempfile.TemporaryDirectory() as folder:
-            with jax.default_device(self._devices[0]):
+            with jax.default_device(self._devices[0]), kernel_refusals():
                 lowered = lower_xla(graph, self._devices, compiler_options=dump_options(pathlib.Path(folder)))
             seconds["lower"] += lowered.lower_seconds
             start = time.perf_counter()

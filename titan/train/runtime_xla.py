@@ -24,6 +24,7 @@ from titan.train.compiled_step import Executable
 from titan.train.config import Config
 from titan.train.runtime import Runtime
 from titan.train.state import PARAMS
+from titan.train.swaps.refusals import kernel_refusals
 
 
 class XlaRuntime(Runtime):
@@ -64,7 +65,8 @@ class XlaRuntime(Runtime):
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
         """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
-        executable = compile_xla(graph, self._devices)
+        with kernel_refusals():
+            executable = compile_xla(graph, self._devices)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
         return executable
