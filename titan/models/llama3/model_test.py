@@ -12,48 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from titan.core.config.rewrite import Rule, rewrite
 from titan.core.config.validate import ConfigError, validate
 from titan.core.init import Normal, Ones, TruncatedNormal, init_plan
+from titan.models.decoder_for_test import VOCAB_SIZE, batch, build, loss_and_gradients
 from titan.models.layers.attention import MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
 from titan.models.llama3.config import LLAMA3_SIZES, Llama3Config, llama3_405b
 
 SMALL = Llama3Config(
-    vocab_size=61, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=48, rope_scaling="llama3"
+    vocab_size=VOCAB_SIZE, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=48, rope_scaling="llama3"
 )
-
-
-def build(config: Llama3Config, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    model = config.components().build()
-    generator = torch.Generator().manual_seed(0)
-    weights = {n: (torch.randn(p.shape, generator=generator) * 0.3).to(dtype) for n, p in model.named_parameters()}
-    model.load_state_dict(weights, assign=True)
-    return model
-
-
-def batch(length: int = 24) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, SMALL.vocab_size, (2, length), generator=generator, dtype=torch.int32)
-    return {
-        "tokens_BT": tokens,
-        "labels_BT": tokens.roll(-1, 1),
-        "positions_BT": torch.arange(length, dtype=torch.int32).repeat(2, 1),
-        "segment_ids_BT": torch.ones(2, length, dtype=torch.int32),
-    }
-
-
-class LossOf(torch.nn.Module):
-    """Makes `model.loss` the forward, which is what functional_call calls."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        return self.model.loss(**inputs)
-
-
-def loss_and_gradients(model, weights, inputs):
-    weights = {f"model.{name}": weight.detach().requires_grad_() for name, weight in weights.items()}
-    loss = torch.func.functional_call(LossOf(model), weights, kwargs=inputs, args=())
-    return [loss, *torch.autograd.grad(loss, list(weights.values()))]
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from titan.core.config.validate import ConfigError, validate
 from titan.core.init import Normal, Ones, init_plan
+from titan.models.decoder_for_test import VOCAB_SIZE, batch, build, loss_and_gradients
 from titan.models.layers.moe import count_rows
-from titan.models.qwen3.config import QWEN3_SIZES, Qwen3CommonConfig, Qwen3Config, Qwen3MoeConfig
+from titan.models.qwen3.config import QWEN3_SIZES, Qwen3Config, Qwen3MoeConfig
 
-DENSE = Qwen3Config(vocab_size=61, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=12, ffn_dim=48)
+DENSE = Qwen3Config(vocab_size=VOCAB_SIZE, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=12, ffn_dim=48)
 MOE = Qwen3MoeConfig(
-    vocab_size=61,
+    vocab_size=VOCAB_SIZE,
     dim=32,
     num_layers=2,
     num_heads=4,
@@ -26,42 +27,6 @@ MOE = Qwen3MoeConfig(
     num_active_experts=2,
     expert_ffn_dim=24,
 )
-
-
-def build(config: Qwen3CommonConfig, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
-    model = config.components().build()
-    generator = torch.Generator().manual_seed(0)
-    weights = {n: (torch.randn(p.shape, generator=generator) * 0.3).to(dtype) for n, p in model.named_parameters()}
-    model.load_state_dict(weights, assign=True)
-    return model
-
-
-def batch(length: int = 24) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(0, DENSE.vocab_size, (2, length), generator=generator, dtype=torch.int32)
-    return {
-        "tokens_BT": tokens,
-        "labels_BT": tokens.roll(-1, 1),
-        "positions_BT": torch.arange(length, dtype=torch.int32).repeat(2, 1),
-        "segment_ids_BT": torch.ones(2, length, dtype=torch.int32),
-    }
-
-
-class LossOf(torch.nn.Module):
-    """Makes `model.loss` the forward, which is what functional_call calls."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        return self.model.loss(**inputs)
-
-
-def loss_and_gradients(model, weights, inputs):
-    weights = {f"model.{name}": weight.detach().requires_grad_() for name, weight in weights.items()}
-    loss = torch.func.functional_call(LossOf(model), weights, kwargs=inputs, args=())
-    return [loss, *torch.autograd.grad(loss, list(weights.values()))]
 
 
 @pytest.mark.parametrize(
