@@ -39,6 +39,7 @@ from titan.train.step import StepBuilder
 from titan.train.swaps.rules import swap_rules
 from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 
+
 @dataclasses.dataclass
 class Run:
     """A run, built and not yet started.

@@ -105,9 +105,7 @@ def _through_host(forward: Loop, backward: Loop, source: torch.fx.Node, num_turn
     for _ in range(num_turns):
         graph = forward.scan.graph
         with graph.inserting_before(forward.scan):
-            zeros = add_op(
-                graph, aten.zeros.default, (list(value.shape),), value, like=forward.scan, region="forward"
-            )
+            zeros = add_op(graph, aten.zeros.default, (list(value.shape),), value, like=forward.scan, region="forward")
         zeros.kwargs = {"dtype": value.dtype, "device": value.device}
         carried = forward.carry(zeros)
         queue.append(forward.pass_on(carried, oldest))

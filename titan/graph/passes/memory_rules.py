@@ -80,7 +80,8 @@ def parse_memory_policy(text: str) -> MemoryPolicy:
         if "=" not in part:
             if part not in POLICIES or position:
                 raise ValueError(
-                    f"{part!r} is neither a policy ({', '.join(POLICIES)}; at the front) nor a rule MODULE[::KIND]=ACTION"
+                    f"{part!r} is neither a policy ({', '.join(POLICIES)}; it comes first) nor a rule, "
+                    "MODULE[::KIND]=ACTION"
                 )
             rules += POLICIES[part]
             continue
