@@ -1,0 +1,296 @@
+"""The order in which a mesh takes the devices of a TPU slice, so that its axes run along rings of the torus.
+
+The ICI of a slice joins its chips as a mesh of two or three dims, whose ends are joined too where the slice is large
+enough. Each mesh axis gets a part of each dim. The inner axes, which communicate most, lie closest: a group of the
+innermost one is a box of adjacent chips, and the groups of the next are such boxes' chips of equal place. Within its
+box, an axis follows a closed ring. Of all ways to divide the dims, the one with the least modelled time is taken.
+
+The order matters where the compiler runs a collective as one ring over the group in the order of the mesh: XLA:TPU
+does so on tpu7x, and elsewhere for groups that take a part of a dim. Groups of whole dims it sends along all dims.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from titan.parallel.link_load import RingLoad, ring_load
+from titan.parallel.ring import Point, closed_rings
+
+_CUBE = (4, 4, 4)
+"""The chips that 3D generations join by copper; slices of several such cubes are joined by optical switches."""
+
+_HOP = Fraction(1, 10)
+"""Latency of a hop against the time of a chunk on a link: about 1 us, and 1 MB at 100 GB/s."""
+
+
+class DevicePosition(NamedTuple):
+    """A device of a slice.
+
+    Attributes:
+      slice_index: the slice among those that the data-centre network joins.
+      coords: of the chip, one for each dim of the slice.
+      core: the device among those of the chip.
+    """
+
+    slice_index: int
+    coords: Point
+    core: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Torus:
+    """Chips of equal slices and how they are joined.
+
+    Attributes:
+      shape: chips along each dim of one slice.
+      wraps: dims whose ends are joined.
+      devices_per_chip: JAX devices that one chip presents.
+      num_slices: slices that the data-centre network joins.
+    """
+
+    shape: tuple[int, ...]
+    wraps: tuple[bool, ...]
+    devices_per_chip: int = 1
+    num_slices: int = 1
+
+    @property
+    def num_devices(self) -> int:
+        """Of all slices."""
+        return self.num_slices * math.prod(self.shape) * self.devices_per_chip
+
+
+@dataclasses.dataclass(frozen=True)
+class AxisPlacement:
+    """What a mesh axis takes of the slices. Its size is the product of all.
+
+    Attributes:
+      num_slices: slices.
+      extent: chips along each dim.
+      stride: chips from one to the next along each dim: what the axes further in take of it.
+      cores: devices of each chip.
+      ring: the chips of one group, in units of `stride`, in the order of the axis.
+    """
+
+    num_slices: int
+    extent: tuple[int, ...]
+    stride: tuple[int, ...]
+    cores: int
+    ring: tuple[Point, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Assignment:
+    """The devices of a mesh, and what its axes ask of the links.
+
+    Attributes:
+      torus: the slices.
+      axes: size of each mesh axis by name, outermost first.
+      placements: of each axis.
+      order: all devices in mesh order, the innermost axis fastest.
+      loads: of each axis, within a slice, in this order.
+      naive_loads: the same, were the devices taken in row-major order (see `row_major`).
+    """
+
+    torus: Torus
+    axes: dict[str, int]
+    placements: tuple[AxisPlacement, ...]
+    order: tuple[DevicePosition, ...]
+    loads: tuple[RingLoad, ...]
+    naive_loads: tuple[RingLoad, ...]
+
+
+def assign(torus: Torus, axes: Mapping[str, int]) -> Assignment:
+    """Assigns the devices of slices to a mesh.
+
+    Several slices lie along the outermost axis, or the outermost ones. An innermost axis of 64 chips, less than the
+    slice, is a 4x4x4 cube where the slice consists of such cubes: sharding in HSDP.
+
+    Args:
+      torus: the slices.
+      axes: size of each mesh axis by name, outermost first.
+
+    Raises:
+      ValueError: the mesh has another number of devices, or slices or the devices of a chip do not divide the axes.
+    """
+    placements = _placements(torus, tuple(axes.values()))
+    order = tuple(_order(placements))
+    return Assignment(
+        torus,
+        dict(axes),
+        placements,
+        order,
+        loads=axis_loads(torus, axes, order),
+        naive_loads=axis_loads(torus, axes, row_major(torus)),
+    )
+
+
+def row_major(torus: Torus) -> tuple[DevicePosition, ...]:
+    """The devices by slice and chip, the first dim fastest, and within a chip: as libtpu numbers them."""
+    chips = [coords[::-1] for coords in itertools.product(*map(range, torus.shape[::-1]))]
+    return tuple(
+        DevicePosition(index, coords, core)
+        for index in range(torus.num_slices)
+        for coords in chips
+        for core in range(torus.devices_per_chip)
+    )
+
+
+def axis_loads(torus: Torus, axes: Mapping[str, int], order: Sequence[DevicePosition]) -> tuple[RingLoad, ...]:
+    """What each mesh axis asks of the links of a slice if the mesh takes the devices in a given order.
+
+    Groups over several slices form a ring in each: reductions go within slices first and then between them.
+    """
+    sizes = tuple(axes.values())
+    loads = []
+    for axis, size in enumerate(sizes):
+        inner = math.prod(sizes[axis + 1 :])
+        rings: dict[int, collections.Counter[tuple[Point, ...]]] = collections.defaultdict(collections.Counter)
+        for first in range(len(order)):
+            if first // inner % size:
+                continue
+            members: dict[int, list[Point]] = collections.defaultdict(list)
+            for device in order[first : first + size * inner : inner]:
+                members[device.slice_index].append(device.coords)
+            for index, ring in members.items():
+                rings[index][tuple(ring)] += 1
+        different = {frozenset(counts.items()): counts for counts in rings.values()}  # slices mostly are alike
+        each = [ring_load(counts, torus.shape, torus.wraps) for counts in different.values()]
+        loads.append(
+            RingLoad(
+                max(load.max_hops for load in each),
+                max(load.mean_hops for load in each),
+                max(load.link_load for load in each),
+            )
+        )
+    return tuple(loads)
+
+
+def modelled_cost(sizes: Sequence[int], loads: Sequence[RingLoad]) -> float:
+    """The time of one ring collective along each axis, in units of a link's time for one device's whole array.
+
+    An axis communicates what the axes further in leave of the array, as gradients in HSDP. In each of its steps the
+    busiest link carries `link_load` chunks, and the farthest neighbour is `max_hops` away.
+    """
+    return float(sum(_share(sizes, axis) * _step(load) for axis, load in enumerate(loads)))
+
+
+def _share(sizes: Sequence[int], axis: int) -> Fraction:
+    return Fraction(sizes[axis] - 1, math.prod(sizes[axis:]))
+
+
+def _step(load: RingLoad) -> Fraction:
+    return load.link_load + _HOP * load.max_hops
+
+
+def _placements(torus: Torus, sizes: tuple[int, ...]) -> tuple[AxisPlacement, ...]:
+    if math.prod(sizes) != torus.num_devices:
+        raise ValueError(f"a mesh of {' x '.join(map(str, sizes))} devices for {torus.num_devices}")
+    slices = _slices(sizes, torus.num_slices)
+    within = [size // count for size, count in zip(sizes, slices)]
+    holders = [axis for axis, size in enumerate(within) if size % torus.devices_per_chip == 0]
+    if not holders:
+        raise ValueError(
+            f"the {torus.devices_per_chip} devices of a chip divide no axis of {' x '.join(map(str, within))}"
+        )
+    # The devices of a chip are neighbours along the innermost axis, unless another makes more of them.
+    found = [_place(torus, sizes, slices, holder) for holder in reversed(holders)]
+    return min(found, key=lambda option: option[0])[1]
+
+
+def _place(
+    torus: Torus, sizes: tuple[int, ...], slices: Sequence[int], holder: int
+) -> tuple[Fraction, tuple[AxisPlacement, ...]]:
+    """The best placements, and the modelled cost of them, if the axis `holder` has all devices of a chip."""
+    cores = [torus.devices_per_chip if axis == holder else 1 for axis in range(len(sizes))]
+    chips = [size // count // own for size, count, own in zip(sizes, slices, cores)]
+    innermost = max((axis for axis, count in enumerate(chips) if count > 1), default=-1)
+
+    @functools.cache
+    def best(axis: int, free: tuple[int, ...]) -> tuple[tuple[Fraction, ...], tuple[AxisPlacement, ...]]:
+        """Places this axis and those further out on what is `free` of each dim; cost and placements."""
+        if axis < 0:
+            return (Fraction(), Fraction(), Fraction()), ()
+        stride = tuple(size // part for size, part in zip(torus.shape, free))
+        found = []
+        for extent in _extents(free, chips[axis]):
+            if axis == innermost and extent != _CUBE and _of_cubes(torus.shape, chips[axis]):
+                continue
+            ring, load = _best_ring(torus, extent, stride, cores[axis])
+            outer_cost, outer = best(axis - 1, tuple(size // part for size, part in zip(free, extent)))
+            # Then shorter ways, then whole dims, along all of which at once a compiler may send.
+            split = sum(1 < part < size for part, size in zip(extent, torus.shape))
+            costs = (_step(load), Fraction(load.mean_hops), Fraction(split))
+            share = _share(sizes, axis)
+            cost = tuple(share * own + others for own, others in zip(costs, outer_cost))
+            found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], ring))))
+        return min(found, key=lambda option: option[0])
+
+    cost, placements = best(len(sizes) - 1, torus.shape)
+    return cost[0], placements
+
+
+def _slices(sizes: tuple[int, ...], num_slices: int) -> list[int]:
+    """The slices that lie along each axis."""
+    counts = []
+    left = num_slices
+    for size in sizes:
+        counts.append(math.gcd(size, left))
+        left //= counts[-1]
+        if left > 1 and counts[-1] < size:
+            raise ValueError(f"an axis of {size} outermost, over {num_slices} slices: neither divides the other")
+    return counts
+
+
+def _of_cubes(shape: tuple[int, ...], num_chips: int) -> bool:
+    """Whether so many chips can be one of several cubes of the slice."""
+    return (
+        len(shape) == len(_CUBE)
+        and num_chips == math.prod(_CUBE) < math.prod(shape)
+        and all(size % side == 0 for size, side in zip(shape, _CUBE))
+    )
+
+
+def _extents(free: tuple[int, ...], num_chips: int) -> Iterator[tuple[int, ...]]:
+    """All boxes of so many chips whose sides divide what is free."""
+    if not free:
+        if num_chips == 1:
+            yield ()
+        return
+    for part in range(1, free[0] + 1):
+        if free[0] % part == 0 and num_chips % part == 0:
+            for rest in _extents(free[1:], num_chips // part):
+                yield (part, *rest)
+
+
+@functools.lru_cache(maxsize=4096)
+def _best_ring(
+    torus: Torus, extent: tuple[int, ...], stride: tuple[int, ...], cores: int
+) -> tuple[tuple[Point, ...], RingLoad]:
+    """The ring through a box that costs least, and its load when all groups use theirs."""
+    wraps = [wrap and part * step == size for wrap, part, step, size in zip(torus.wraps, extent, stride, torus.shape)]
+    found = []
+    for ring in closed_rings(extent, wraps):
+        devices = tuple(chip for chip in ring for _ in range(cores))
+        load = ring_load({devices: torus.devices_per_chip // cores}, extent, wraps, stride)
+        found.append((tuple(ring), load))
+    return min(found, key=lambda option: (_step(option[1]), option[1].mean_hops))
+
+
+def _order(placements: Sequence[AxisPlacement]) -> Iterator[DevicePosition]:
+    along = [
+        [(index, chip, core) for index in range(one.num_slices) for chip in one.ring for core in range(one.cores)]
+        for one in placements
+    ]
+    for places in itertools.product(*along):
+        slice_index, core = 0, 0
+        coords = [0] * len(placements[0].extent)
+        for one, (index, chip, own_core) in zip(placements, places):
+            slice_index = slice_index * one.num_slices + index
+            core += own_core  # one axis has them all
+            coords = [at + step * unit for at, step, unit in zip(coords, one.stride, chip)]
+        yield DevicePosition(slice_index, tuple(coords), core)
