@@ -8,9 +8,14 @@ of such edges that the busiest link carries in one direction when all groups of 
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 
-from titan.parallel.ring import Point
+from titan.parallel.torus import DevicePosition, Point, Torus
+
+_HOP = Fraction(1, 10)
+"""Latency of a hop against the time of a chunk on a link: about 1 us, and 1 MB at 100 GB/s."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +65,61 @@ def ring_load(
             total_hops += hops * count
     load = max((count * stride[dim] for (_, dim, _), count in loads.items()), default=0)
     return RingLoad(max_hops, total_hops / num_edges, load)
+
+
+def axis_loads(torus: Torus, axes: Mapping[str, int], order: Sequence[DevicePosition]) -> tuple[RingLoad, ...]:
+    """What each mesh axis asks of the links of a slice if the mesh takes the devices in a given order.
+
+    Groups over several slices form a ring in each: reductions go within slices first and then between them.
+    """
+    sizes = tuple(axes.values())
+    loads = []
+    for axis in range(len(sizes)):
+        rings: dict[int, collections.Counter[tuple[Point, ...]]] = collections.defaultdict(collections.Counter)
+        for group in axis_groups(sizes, axis, order):
+            members: dict[int, list[Point]] = collections.defaultdict(list)
+            for device in group:
+                members[device.slice_index].append(device.coords)
+            for index, ring in members.items():
+                rings[index][tuple(ring)] += 1
+        different = {frozenset(counts.items()): counts for counts in rings.values()}  # slices mostly are alike
+        each = [ring_load(counts, torus.shape, torus.wraps) for counts in different.values()]
+        loads.append(
+            RingLoad(
+                max(load.max_hops for load in each),
+                max(load.mean_hops for load in each),
+                max(load.link_load for load in each),
+            )
+        )
+    return tuple(loads)
+
+
+def axis_groups(sizes: Sequence[int], axis: int, order: Sequence[DevicePosition]) -> Iterator[Sequence[DevicePosition]]:
+    """The devices that communicate along one axis of a mesh of these sizes, group by group, in the axis' order."""
+    inner = math.prod(sizes[axis + 1 :])
+    whole = inner * sizes[axis]
+    for outer in range(0, len(order), whole):
+        for first in range(outer, outer + inner):
+            yield order[first : outer + whole : inner]
+
+
+def modelled_time(sizes: Sequence[int], loads: Sequence[RingLoad]) -> float:
+    """The time of one ring collective along each axis, in units of a link's time for one device's whole array.
+
+    An axis communicates what the axes further in leave of the array, as gradients in HSDP. In each of its steps the
+    busiest link carries `link_load` chunks, and the farthest neighbour is `max_hops` away.
+    """
+    return float(sum(axis_share(sizes, axis) * step_time(load) for axis, load in enumerate(loads)))
+
+
+def axis_share(sizes: Sequence[int], axis: int) -> Fraction:
+    """The part of the array that a device gets along one axis: what the axes further in leave, less its own piece."""
+    return Fraction(sizes[axis] - 1, math.prod(sizes[axis:]))
+
+
+def step_time(load: RingLoad) -> Fraction:
+    """The time of one step of a ring, in that of a chunk over a link."""
+    return load.link_load + _HOP * load.max_hops
 
 
 def _route(

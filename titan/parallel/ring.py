@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-Point = tuple[int, ...]
-"""Coordinates, one for each dim of the box."""
+from titan.parallel.torus import Point
 
 
 def closed_rings(sizes: Sequence[int], wraps: Sequence[bool]) -> Iterator[list[Point]]:
@@ -27,7 +26,7 @@ def closed_rings(sizes: Sequence[int], wraps: Sequence[bool]) -> Iterator[list[P
 
 
 def _orders(dims: list[int]) -> list[tuple[int, ...]]:
-    """Both orders of two dims: a slice has three, and the first is taken."""
+    """The dims as they are and the other way round: a slice has three, and one of them is taken."""
     return [tuple(dims), tuple(reversed(dims))] if len(dims) > 1 else [tuple(dims)]
 
 
@@ -52,13 +51,13 @@ def _ring(dim: int | None, columns: tuple[int, ...], sizes: Sequence[int], wraps
         return [(row,) for row in order]
     path = _path([sizes[column] for column in columns])
     last = len(path) - 1
-    ring = []
+    ring = [(0, *path[0])]
     for row in range(num_rows):
         ring += [(row, *point) for point in (path[1:] if row % 2 == 0 else path[:0:-1])]
     if num_rows % 2 and not (len(columns) == 1 and wraps[columns[0]]):
         # An odd number of rows ends at the far end. Unless that is beside the first column, the last row is folded.
         ring[-last:] = [(num_rows - 1, *path[column]) for column in _folded(last + 1)[::-1] if column]
-    return ring + [(row, *path[0]) for row in reversed(range(num_rows))]
+    return ring + [(row, *path[0]) for row in reversed(range(1, num_rows))]
 
 
 def _folded(size: int) -> list[int]:

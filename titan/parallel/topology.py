@@ -9,59 +9,19 @@ The order matters where the compiler runs a collective as one ring over the grou
 does so on tpu7x, and elsewhere for groups that take a part of a dim. Groups of whole dims it sends along all dims.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
 
-from titan.parallel.link_load import RingLoad, ring_load
-from titan.parallel.ring import Point, closed_rings
+from titan.parallel.link_load import RingLoad, axis_loads, axis_share, ring_load, step_time
+from titan.parallel.ring import closed_rings
+from titan.parallel.torus import DevicePosition, Point, Torus, row_major
 
 _CUBE = (4, 4, 4)
 """The chips that 3D generations join by copper; slices of several such cubes are joined by optical switches."""
-
-_HOP = Fraction(1, 10)
-"""Latency of a hop against the time of a chunk on a link: about 1 us, and 1 MB at 100 GB/s."""
-
-
-class DevicePosition(NamedTuple):
-    """A device of a slice.
-
-    Attributes:
-      slice_index: the slice among those that the data-centre network joins.
-      coords: of the chip, one for each dim of the slice.
-      core: the device among those of the chip.
-    """
-
-    slice_index: int
-    coords: Point
-    core: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Torus:
-    """Chips of equal slices and how they are joined.
-
-    Attributes:
-      shape: chips along each dim of one slice.
-      wraps: dims whose ends are joined.
-      devices_per_chip: JAX devices that one chip presents.
-      num_slices: slices that the data-centre network joins.
-    """
-
-    shape: tuple[int, ...]
-    wraps: tuple[bool, ...]
-    devices_per_chip: int = 1
-    num_slices: int = 1
-
-    @property
-    def num_devices(self) -> int:
-        """Of all slices."""
-        return self.num_slices * math.prod(self.shape) * self.devices_per_chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,64 +89,6 @@ def assign(torus: Torus, axes: Mapping[str, int]) -> Assignment:
     )
 
 
-def row_major(torus: Torus) -> tuple[DevicePosition, ...]:
-    """The devices by slice and chip, the first dim fastest, and within a chip: as libtpu numbers them."""
-    chips = [coords[::-1] for coords in itertools.product(*map(range, torus.shape[::-1]))]
-    return tuple(
-        DevicePosition(index, coords, core)
-        for index in range(torus.num_slices)
-        for coords in chips
-        for core in range(torus.devices_per_chip)
-    )
-
-
-def axis_loads(torus: Torus, axes: Mapping[str, int], order: Sequence[DevicePosition]) -> tuple[RingLoad, ...]:
-    """What each mesh axis asks of the links of a slice if the mesh takes the devices in a given order.
-
-    Groups over several slices form a ring in each: reductions go within slices first and then between them.
-    """
-    sizes = tuple(axes.values())
-    loads = []
-    for axis, size in enumerate(sizes):
-        inner = math.prod(sizes[axis + 1 :])
-        rings: dict[int, collections.Counter[tuple[Point, ...]]] = collections.defaultdict(collections.Counter)
-        for first in range(len(order)):
-            if first // inner % size:
-                continue
-            members: dict[int, list[Point]] = collections.defaultdict(list)
-            for device in order[first : first + size * inner : inner]:
-                members[device.slice_index].append(device.coords)
-            for index, ring in members.items():
-                rings[index][tuple(ring)] += 1
-        different = {frozenset(counts.items()): counts for counts in rings.values()}  # slices mostly are alike
-        each = [ring_load(counts, torus.shape, torus.wraps) for counts in different.values()]
-        loads.append(
-            RingLoad(
-                max(load.max_hops for load in each),
-                max(load.mean_hops for load in each),
-                max(load.link_load for load in each),
-            )
-        )
-    return tuple(loads)
-
-
-def modelled_cost(sizes: Sequence[int], loads: Sequence[RingLoad]) -> float:
-    """The time of one ring collective along each axis, in units of a link's time for one device's whole array.
-
-    An axis communicates what the axes further in leave of the array, as gradients in HSDP. In each of its steps the
-    busiest link carries `link_load` chunks, and the farthest neighbour is `max_hops` away.
-    """
-    return float(sum(_share(sizes, axis) * _step(load) for axis, load in enumerate(loads)))
-
-
-def _share(sizes: Sequence[int], axis: int) -> Fraction:
-    return Fraction(sizes[axis] - 1, math.prod(sizes[axis:]))
-
-
-def _step(load: RingLoad) -> Fraction:
-    return load.link_load + _HOP * load.max_hops
-
-
 def _placements(torus: Torus, sizes: tuple[int, ...]) -> tuple[AxisPlacement, ...]:
     if math.prod(sizes) != torus.num_devices:
         raise ValueError(f"a mesh of {' x '.join(map(str, sizes))} devices for {torus.num_devices}")
@@ -224,8 +126,8 @@ def _place(
             outer_cost, outer = best(axis - 1, tuple(size // part for size, part in zip(free, extent)))
             # Then shorter ways, then whole dims, along all of which at once a compiler may send.
             split = sum(1 < part < size for part, size in zip(extent, torus.shape))
-            costs = (_step(load), Fraction(load.mean_hops), Fraction(split))
-            share = _share(sizes, axis)
+            costs = (step_time(load), Fraction(load.mean_hops), Fraction(split))
+            share = axis_share(sizes, axis)
             cost = tuple(share * own + others for own, others in zip(costs, outer_cost))
             found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], ring))))
         return min(found, key=lambda option: option[0])
@@ -278,7 +180,7 @@ def _best_ring(
         devices = tuple(chip for chip in ring for _ in range(cores))
         load = ring_load({devices: torus.devices_per_chip // cores}, extent, wraps, stride)
         found.append((tuple(ring), load))
-    return min(found, key=lambda option: (_step(option[1]), option[1].mean_hops))
+    return min(found, key=lambda option: (step_time(option[1]), option[1].mean_hops))
 
 
 def _order(placements: Sequence[AxisPlacement]) -> Iterator[DevicePosition]:

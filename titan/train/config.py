@@ -98,6 +98,10 @@ class ParallelismConfig:
     data_parallel_replicate: int = option(
         1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
     )
+    topology_aware: bool = option(
+        True,
+        "On TPUs, take devices in an order in which mesh axes run along rings of the torus. false: as JAX lists them.",
+    )
     use_simple_fsdp: bool = option(
         True, "Distribute parameters by SimpleFSDP. false: one device, parameters used as they are."
     )

@@ -22,6 +22,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.config import Config
+from titan.train.device_order import mesh_order
 from titan.train.runtime import Runtime
 from titan.train.state import PARAMS
 from titan.train.swaps.refusals import kernel_refusals
@@ -51,6 +52,7 @@ class XlaRuntime(Runtime):
             jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        self._topology_aware = config.parallelism.topology_aware
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
@@ -60,6 +62,8 @@ class XlaRuntime(Runtime):
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
         """Fixes the mesh of everything that follows, and what the state consists of."""
         self._spec = spec
+        if self._topology_aware:
+            self._devices = mesh_order(self._devices, spec)
         self._mesh: Mesh = jax_mesh(spec, self._devices)
         self._abstract = abstract_arrays(layouts, spec, self._mesh)
 
