@@ -1,6 +1,6 @@
 """Shows in which order a mesh takes the devices of a TPU slice, and what its axes ask of the links.
 
-    ./bazelw run //tools:topology -- --hardware=tpu7x-4x4x8 --mesh=dp_replicate=2,dp_shard=128 [--svg=FILE.svg]
+    ./bazelw run //tools:topology -- --hardware=tpu7x-4x4x8 --mesh=dp_replicate=2,dp_shard=128 [--no_cubes] [--svg=FILE.svg]
 
 Needs no TPU and neither torch nor jax.
 """
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hardware", required=True, help="the slice, as v6e-2x4, tpu7x-4x4x8 or 4*tpu7x-8x8x16")
     parser.add_argument("--mesh", default="", help="axes, outermost first; default: slices, then all their devices")
+    parser.add_argument("--no_cubes", action="store_true", help="shards over 64 chips need not be cubes of 4x4x4")
     parser.add_argument("--svg", default="", help="file for a picture of the rings")
     args = parser.parse_args(argv)
     try:
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         per_slice = tpu_slice.num_devices // tpu_slice.num_slices
         axes = parse_mesh(args.mesh or f"dp_replicate={tpu_slice.num_slices},dp_shard={per_slice}")
         try:
-            assignment = assign(torus_of(tpu_slice), axes)
+            assignment = assign(torus_of(tpu_slice), axes, cubes=not args.no_cubes)
         except ValueError as error:
             raise ConfigError("mesh", str(error), f"give axes that make {tpu_slice.num_devices} devices") from error
     except ConfigError as error:

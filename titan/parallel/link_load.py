@@ -4,10 +4,14 @@ A ring collective over N devices sends half of its bytes each way round: over ea
 (N-1)/(2N) of the bytes that a device ends up with (all-gather) or puts in (reduce-scatter), twice that for an
 all-reduce. Between chips that are not neighbours they take the shortest way, dim by dim. The link load is the number
 of such edges that the busiest link carries in one direction when all groups of a mesh axis communicate at once.
+
+A group that fills several dims whose ends are joined, in nested order, is a ring along each dim: XLA:TPU sends along
+all of them at once, first through one dim and then through the others.
 """
 
 import collections
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
@@ -80,8 +84,8 @@ def axis_loads(torus: Torus, axes: Mapping[str, int], order: Sequence[DevicePosi
             members: dict[int, list[Point]] = collections.defaultdict(list)
             for device in group:
                 members[device.slice_index].append(device.coords)
-            for index, ring in members.items():
-                rings[index][tuple(ring)] += 1
+            for index, chips in members.items():
+                rings[index].update(rings_of(torus, chips))
         different = {frozenset(counts.items()): counts for counts in rings.values()}  # slices mostly are alike
         each = [ring_load(counts, torus.shape, torus.wraps) for counts in different.values()]
         loads.append(
@@ -92,6 +96,30 @@ def axis_loads(torus: Torus, axes: Mapping[str, int], order: Sequence[DevicePosi
             )
         )
     return tuple(loads)
+
+
+def rings_of(torus: Torus, group: Sequence[Point]) -> list[tuple[Point, ...]]:
+    """The rings through a group's chips: one in the order of the group, or those along each of the dims that it fills.
+
+    Args:
+      torus: the slices.
+      group: the chips of devices of one slice in order.
+    """
+    chips = tuple(dict.fromkeys(group))
+    dims = [dim for dim, along in enumerate(zip(*chips)) if len(set(along)) > 1]
+    fills = all(torus.wraps[dim] for dim in dims) and len(chips) == math.prod(torus.shape[dim] for dim in dims)
+    if len(dims) < 2 or not fills or not any(_is_nested(chips, order) for order in itertools.permutations(dims)):
+        return [tuple(group)]
+    rings: dict[tuple[int, Point], list[Point]] = collections.defaultdict(list)
+    for chip in group:
+        for dim in dims:
+            rings[dim, (*chip[:dim], 0, *chip[dim + 1 :])].append(chip)
+    return [tuple(ring) for ring in rings.values()]
+
+
+def _is_nested(chips: Sequence[Point], dims: Sequence[int]) -> bool:
+    keys = [tuple(chip[dim] for dim in dims) for chip in chips]
+    return keys == sorted(keys)
 
 
 def axis_groups(sizes: Sequence[int], axis: int, order: Sequence[DevicePosition]) -> Iterator[Sequence[DevicePosition]]:

@@ -2,21 +2,22 @@
 
 The ICI of a slice joins its chips as a mesh of two or three dims, whose ends are joined too where the slice is large
 enough. Each mesh axis gets a part of each dim. The inner axes, which communicate most, lie closest: a group of the
-innermost one is a box of adjacent chips, and the groups of the next are such boxes' chips of equal place. Within its
-box, an axis follows a closed ring. Of all ways to divide the dims, the one with the least modelled time is taken.
+innermost one is a box of adjacent chips, and the groups of the next are such boxes' chips of equal place. Of all ways
+to divide the dims, the one with the least modelled time is taken.
 
-The order matters where the compiler runs a collective as one ring over the group in the order of the mesh: XLA:TPU
-does so on tpu7x, and elsewhere for groups that take a part of a dim. Groups of whole dims it sends along all dims.
+Within its box, an axis follows one closed ring, and so do collectives if their group takes a part of a dim: XLA:TPU
+then sends them round in the order of the mesh. Boxes of several whole dims whose ends are joined are in nested order,
+from which XLA:TPU makes a ring along each dim and uses all at once; on tpu7x it would not do so from one ring.
 """
 
 import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from titan.parallel.link_load import RingLoad, axis_loads, axis_share, ring_load, step_time
+from titan.parallel.link_load import RingLoad, axis_loads, axis_share, ring_load, rings_of, step_time
 from titan.parallel.ring import closed_rings
 from titan.parallel.torus import DevicePosition, Point, Torus, row_major
 
@@ -33,14 +34,14 @@ class AxisPlacement:
       extent: chips along each dim.
       stride: chips from one to the next along each dim: what the axes further in take of it.
       cores: devices of each chip.
-      ring: the chips of one group, in units of `stride`, in the order of the axis.
+      chips: of one group, in units of `stride`, in the order of the axis.
     """
 
     num_slices: int
     extent: tuple[int, ...]
     stride: tuple[int, ...]
     cores: int
-    ring: tuple[Point, ...]
+    chips: tuple[Point, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,20 +65,22 @@ class Assignment:
     naive_loads: tuple[RingLoad, ...]
 
 
-def assign(torus: Torus, axes: Mapping[str, int]) -> Assignment:
+def assign(torus: Torus, axes: Mapping[str, int], *, cubes: bool = True) -> Assignment:
     """Assigns the devices of slices to a mesh.
 
-    Several slices lie along the outermost axis, or the outermost ones. An innermost axis of 64 chips, less than the
-    slice, is a 4x4x4 cube where the slice consists of such cubes: sharding in HSDP.
+    Several slices lie along the outermost axis, or the outermost ones.
 
     Args:
       torus: the slices.
       axes: size of each mesh axis by name, outermost first.
+      cubes: whether an innermost axis of 64 chips, the shards of HSDP, is to be a cube of 4x4x4 where the slice
+        consists of several. Such a cube is one ring. In slices with two dims of 8 a plane has the shorter modelled
+        time: a ring along each of its dims, and replicas that are neighbours.
 
     Raises:
       ValueError: the mesh has another number of devices, or slices or the devices of a chip do not divide the axes.
     """
-    placements = _placements(torus, tuple(axes.values()))
+    placements = _placements(torus, tuple(axes.values()), cubes)
     order = tuple(_order(placements))
     return Assignment(
         torus,
@@ -89,7 +92,7 @@ def assign(torus: Torus, axes: Mapping[str, int]) -> Assignment:
     )
 
 
-def _placements(torus: Torus, sizes: tuple[int, ...]) -> tuple[AxisPlacement, ...]:
+def _placements(torus: Torus, sizes: tuple[int, ...], cubes: bool) -> tuple[AxisPlacement, ...]:
     if math.prod(sizes) != torus.num_devices:
         raise ValueError(f"a mesh of {' x '.join(map(str, sizes))} devices for {torus.num_devices}")
     slices = _slices(sizes, torus.num_slices)
@@ -100,17 +103,18 @@ def _placements(torus: Torus, sizes: tuple[int, ...]) -> tuple[AxisPlacement, ..
             f"the {torus.devices_per_chip} devices of a chip divide no axis of {' x '.join(map(str, within))}"
         )
     # The devices of a chip are neighbours along the innermost axis, unless another makes more of them.
-    found = [_place(torus, sizes, slices, holder) for holder in reversed(holders)]
+    found = [_place(torus, sizes, slices, holder, cubes) for holder in reversed(holders)]
     return min(found, key=lambda option: option[0])[1]
 
 
 def _place(
-    torus: Torus, sizes: tuple[int, ...], slices: Sequence[int], holder: int
+    torus: Torus, sizes: tuple[int, ...], slices: Sequence[int], holder: int, cubes: bool
 ) -> tuple[Fraction, tuple[AxisPlacement, ...]]:
     """The best placements, and the modelled cost of them, if the axis `holder` has all devices of a chip."""
     cores = [torus.devices_per_chip if axis == holder else 1 for axis in range(len(sizes))]
     chips = [size // count // own for size, count, own in zip(sizes, slices, cores)]
     innermost = max((axis for axis, count in enumerate(chips) if count > 1), default=-1)
+    cube_axis = innermost if cubes and _of_cubes(torus.shape, chips[innermost]) else None
 
     @functools.cache
     def best(axis: int, free: tuple[int, ...]) -> tuple[tuple[Fraction, ...], tuple[AxisPlacement, ...]]:
@@ -120,16 +124,16 @@ def _place(
         stride = tuple(size // part for size, part in zip(torus.shape, free))
         found = []
         for extent in _extents(free, chips[axis]):
-            if axis == innermost and extent != _CUBE and _of_cubes(torus.shape, chips[axis]):
+            if axis == cube_axis and extent != _CUBE:
                 continue
-            ring, load = _best_ring(torus, extent, stride, cores[axis])
+            group, load = _chips(torus, extent, stride, cores[axis])
             outer_cost, outer = best(axis - 1, tuple(size // part for size, part in zip(free, extent)))
             # Then shorter ways, then whole dims, along all of which at once a compiler may send.
             split = sum(1 < part < size for part, size in zip(extent, torus.shape))
             costs = (step_time(load), Fraction(load.mean_hops), Fraction(split))
             share = axis_share(sizes, axis)
             cost = tuple(share * own + others for own, others in zip(costs, outer_cost))
-            found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], ring))))
+            found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], group))))
         return min(found, key=lambda option: option[0])
 
     cost, placements = best(len(sizes) - 1, torus.shape)
@@ -170,22 +174,31 @@ def _extents(free: tuple[int, ...], num_chips: int) -> Iterator[tuple[int, ...]]
 
 
 @functools.lru_cache(maxsize=4096)
-def _best_ring(
+def _chips(
     torus: Torus, extent: tuple[int, ...], stride: tuple[int, ...], cores: int
 ) -> tuple[tuple[Point, ...], RingLoad]:
-    """The ring through a box that costs least, and its load when all groups use theirs."""
+    """The order of a box's chips that costs least, and the load when all groups communicate."""
     wraps = [wrap and part * step == size for wrap, part, step, size in zip(torus.wraps, extent, stride, torus.shape)]
+    copies = torus.devices_per_chip // cores
+    dims = [dim for dim, part in enumerate(extent) if part > 1]
+    if len(dims) > 1 and all(wraps[dim] and stride[dim] == 1 for dim in dims):
+        nested = tuple(itertools.product(*map(range, extent)))
+        rings = rings_of(torus, _devices(nested, cores))
+        return nested, ring_load(dict.fromkeys(rings, copies), extent, wraps, stride)
     found = []
     for ring in closed_rings(extent, wraps):
-        devices = tuple(chip for chip in ring for _ in range(cores))
-        load = ring_load({devices: torus.devices_per_chip // cores}, extent, wraps, stride)
-        found.append((tuple(ring), load))
+        found.append((tuple(ring), ring_load({_devices(ring, cores): copies}, extent, wraps, stride)))
     return min(found, key=lambda option: (step_time(option[1]), option[1].mean_hops))
+
+
+def _devices(chips: Iterable[Point], cores: int) -> tuple[Point, ...]:
+    """The chip of each device."""
+    return tuple(chip for chip in chips for _ in range(cores))
 
 
 def _order(placements: Sequence[AxisPlacement]) -> Iterator[DevicePosition]:
     along = [
-        [(index, chip, core) for index in range(one.num_slices) for chip in one.ring for core in range(one.cores)]
+        [(index, chip, core) for index in range(one.num_slices) for chip in one.chips for core in range(one.cores)]
         for one in placements
     ]
     for places in itertools.product(*along):

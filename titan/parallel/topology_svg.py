@@ -5,7 +5,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 
-from titan.parallel.link_load import axis_groups
+from titan.parallel.link_load import axis_groups, rings_of
 from titan.parallel.topology import Assignment
 from titan.parallel.torus import Point
 
@@ -59,9 +59,9 @@ def _rings(assignment: Assignment, axis: int, *, first_alone: bool) -> list[tupl
     """The rings of chips of an axis in the first slice, each once however many devices of its chips it joins."""
     rings: dict[tuple[Point, ...], None] = {}
     for group in axis_groups(tuple(assignment.axes.values()), axis, assignment.order):
-        ring = tuple(dict.fromkeys(device.coords for device in group if device.slice_index == 0))
-        if ring:
-            rings[ring] = None
+        chips = [device.coords for device in group if device.slice_index == 0]
+        if chips:
+            rings.update((tuple(dict.fromkeys(ring)), None) for ring in rings_of(assignment.torus, chips))
         if first_alone and rings:
             break
     return list(rings)

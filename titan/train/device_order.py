@@ -10,7 +10,7 @@ from titan.parallel.topology import assign
 from titan.parallel.torus import DevicePosition, Torus, row_major
 
 
-def mesh_order(devices: Sequence[Any], mesh: MeshSpec) -> list[Any]:
+def mesh_order(devices: Sequence[Any], mesh: MeshSpec, *, cubes: bool = True) -> list[Any]:
     """The devices in an order in which mesh axes run along rings of the slices' torus (see `topology.assign`).
 
     In their own order if they are no TPUs, do not fill equal slices, or are more than the mesh has.
@@ -18,6 +18,7 @@ def mesh_order(devices: Sequence[Any], mesh: MeshSpec) -> list[Any]:
     Args:
       devices: of JAX, all that are present.
       mesh: the axes, outermost first.
+      cubes: whether shards of 64 chips are cubes.
 
     Raises:
       ConfigError: the slices do not divide the mesh's axes.
@@ -30,7 +31,7 @@ def mesh_order(devices: Sequence[Any], mesh: MeshSpec) -> list[Any]:
     if set(row_major(torus)) != set(by_position):
         return list(devices)
     try:
-        order = assign(torus, dict(zip(mesh.axis_names, mesh.axis_sizes))).order
+        order = assign(torus, dict(zip(mesh.axis_names, mesh.axis_sizes)), cubes=cubes).order
     except ValueError as error:
         raise ConfigError(
             "parallelism.topology_aware",

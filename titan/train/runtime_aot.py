@@ -38,12 +38,13 @@ class AotRuntime(CompileTarget):
     passes = (cross_entropy_backward,)
     process_count = 1  # one program for all hosts
 
-    def __init__(self, tpu_slice: TpuSlice, *, topology_aware: bool = True):
+    def __init__(self, tpu_slice: TpuSlice, *, topology_aware: bool = True, cubes: bool = True):
         """Loads libtpu, which describes the slice.
 
         Args:
           tpu_slice: what to compile for.
           topology_aware: whether mesh axes run along rings of the slice; else devices are taken as libtpu lists them.
+          cubes: whether shards of 64 chips are cubes; see `topology.assign`.
 
         Raises:
           ConfigError: the libtpu package is not installed, or it knows no such slice.
@@ -60,7 +61,7 @@ class AotRuntime(CompileTarget):
         except RuntimeError as error:
             problem, _, cure = str(error).partition(": ")
             raise ConfigError("aot", problem, cure) from error
-        self._topology_aware = topology_aware
+        self._topology_aware, self._cubes = topology_aware, cubes
         self.num_devices = len(self._devices)
         self.device_kind = self._devices[0].device_kind
         # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).
@@ -72,7 +73,7 @@ class AotRuntime(CompileTarget):
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
         """Keeps both, and puts the devices into mesh order."""
         if self._topology_aware:
-            self._devices = tuple(mesh_order(self._devices, spec))
+            self._devices = tuple(mesh_order(self._devices, spec, cubes=self._cubes))
         self.mesh = spec
         self.state_layouts = dict(layouts)
 

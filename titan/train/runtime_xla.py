@@ -52,7 +52,7 @@ class XlaRuntime(Runtime):
             jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        self._topology_aware = config.parallelism.topology_aware
+        self._topology_aware, self._cubes = config.parallelism.topology_aware, config.parallelism.hsdp_cubes
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
@@ -63,7 +63,7 @@ class XlaRuntime(Runtime):
         """Fixes the mesh of everything that follows, and what the state consists of."""
         self._spec = spec
         if self._topology_aware:
-            self._devices = mesh_order(self._devices, spec)
+            self._devices = mesh_order(self._devices, spec, cubes=self._cubes)
         self._mesh: Mesh = jax_mesh(spec, self._devices)
         self._abstract = abstract_arrays(layouts, spec, self._mesh)
 
