@@ -1,6 +1,6 @@
 """Shows in which order a mesh takes the devices of a TPU slice, and what its axes ask of the links.
 
-    ./bazelw run //tools:topology -- --hardware=tpu7x-4x4x8 --mesh=dp_replicate=2,dp_shard=128 [--no_cubes] [--svg=FILE.svg]
+    ./bazelw run //tools:topology -- --hardware=tpu7x-4x4x8 --mesh=dp_replicate=2,dp_shard=128 [--svg=FILE.svg]
 
 Needs no TPU and neither torch nor jax.
 """

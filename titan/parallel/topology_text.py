@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator
 
 from titan.parallel.link_load import modelled_time
-from titan.parallel.topology import Assignment, AxisPlacement
+from titan.parallel.placement import AxisPlacement
+from titan.parallel.topology import Assignment
 
 
 def to_text(assignment: Assignment) -> str:
@@ -43,13 +44,9 @@ def _taken(placement: AxisPlacement) -> str:
     if placement.num_slices > 1:
         parts.append(f"{placement.num_slices} slices")
     if math.prod(placement.extent) > 1:
-        apart = [
-            f"{step} apart in dim {dim}"
-            for dim, (part, step) in enumerate(zip(placement.extent, placement.stride))
-            if part > 1 and step > 1
-        ]
+        steps = [step if part > 1 else 1 for part, step in zip(placement.extent, placement.stride)]
         chips = "x".join(map(str, placement.extent)) + " chips"
-        parts.append(f"{chips}, {', '.join(apart)}" if apart else chips)
+        parts.append(f"{chips} in steps of {'x'.join(map(str, steps))}" if math.prod(steps) > 1 else chips)
     if placement.cores > 1:
         parts.append(f"the {placement.cores} devices of a chip")
     return " x ".join(parts) or "-"
