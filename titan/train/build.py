@@ -15,8 +15,10 @@ from titan.core.init import Initializer, init_plan
 from titan.graph.capture import StepFunction, capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
+from titan.graph.passes.memory_policy import memory_policy_pass
+from titan.graph.passes.memory_rules import parse_memory_policy
 from titan.graph.passes.no_ops import no_ops
-from titan.graph.passes.pipeline import run_passes
+from titan.graph.passes.pipeline import Pass, run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -25,11 +27,17 @@ from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config, ParallelismConfig
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.runtime import CompileTarget, Runtime, State
-from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
+from titan.train.stacks import Stacks
+from titan.train.state import (
+    PER_PARAMETER,
+    batch_layouts,
+    eval_state_layouts,
+    parameter_layouts,
+    train_state_layouts,
+)
 from titan.train.step import StepBuilder
 from titan.train.swaps.rules import swap_rules
-
-PASSES = (no_ops, common_subexpressions, dead_code)
+from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 
 
 @dataclasses.dataclass
@@ -69,11 +77,14 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     check_hf(config)
     mesh = mesh_spec(config.parallelism)
     policy = sharding_policy(config.parallelism)
-    build_model = components(config).build
+    tree = components(config)
+    plan = init_plan(tree.build())
+    build_model = (with_scanned_layers(tree) if config.tpu_config.use_scan_layers else tree).build
     model = build_model()
-    parameters = parameter_layouts(model, mesh, policy)
+    stacks = Stacks(stacked_parameters(model))
+    parameters = parameter_layouts(model, mesh, policy, stacks)
     state = train_state_layouts(parameters, mesh)
-    runtime.prepare(mesh, state)
+    runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
         build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
     )
@@ -83,7 +94,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         config=config,
         runtime=runtime,
         mesh=mesh,
-        initial_state=functools.partial(_initial_state, config, runtime, init_plan(model)),
+        initial_state=functools.partial(_initial_state, config, runtime, plan),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
         eval_step=CompiledStep(
             "eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))
@@ -95,6 +106,16 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
 def components(config: Config) -> Any:
     """The model's component tree, in which the swaps that the configuration asks for are made."""
     return rewrite(config.model.components(), swap_rules(config))
+
+
+def graph_passes(config: Config) -> tuple[Pass, ...]:
+    """The passes of every executor, in order."""
+    policy = memory_policy_pass(
+        parse_memory_policy(config.compile.memory_policy),
+        reshard=config.parallelism.reshard_after_forward,
+        prefetch=config.compile.offload_prefetch,
+    )
+    return no_ops, common_subexpressions, dead_code, policy
 
 
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
@@ -139,7 +160,7 @@ def _compile(
     dump_folder = (
         pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
     )
-    passes = (*PASSES, *runtime.passes)
+    passes = (*graph_passes(config), *runtime.passes)
     disabled = {step.__name__ for step in passes}.intersection(config.tpu_config.disable_passes)
     graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
     seconds["capture"] += captured_at - start

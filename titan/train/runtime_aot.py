@@ -23,6 +23,7 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.device_order import mesh_order
 from titan.train.runtime import CompileTarget
+from titan.train.stacks import Stacks
 from titan.train.swaps.refusals import kernel_refusals
 
 
@@ -70,8 +71,8 @@ class AotRuntime(CompileTarget):
         self.state_layouts: dict[str, TensorLayout] = {}
         self.dump = CompilerDump("", "", "", "")
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Keeps both, and puts the devices into mesh order."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Keeps mesh and layouts, and puts the devices into mesh order."""
         if self._topology_aware:
             self._devices = tuple(mesh_order(self._devices, spec, cubes=self._cubes))
         self.mesh = spec
