@@ -2,7 +2,7 @@
 
 import pytest
 
-from titan.parallel.link_load import RingLoad, axis_loads, modelled_time, ring_load
+from titan.parallel.link_load import RingLoad, axis_loads, modelled_time, ring_load, rings_of
 from titan.parallel.torus import Torus, row_major
 
 _LINE = tuple((x,) for x in range(4))
@@ -48,3 +48,18 @@ def test_an_axis_over_several_slices_forms_a_ring_in_each():
     (load,) = axis_loads(torus, {"all": 12}, row_major(torus))
     # 00 10 01 11: two edges of one hop, two across, of two.
     assert load == RingLoad(2, 1.5, 2)
+
+
+def test_a_group_of_whole_joined_dims_in_nested_order_is_a_ring_along_each():
+    torus = Torus((4, 4, 8), (True, True, True), 2)
+    plane = [(x, 3, z) for z in range(8) for x in range(4)]
+    along_x = [tuple((x, 3, z) for x in range(4)) for z in range(8)]
+    along_z = [tuple((x, 3, z) for z in range(8)) for x in range(4)]
+    assert sorted(rings_of(torus, plane)) == sorted(along_x + along_z)
+    assert ring_load(dict.fromkeys(rings_of(torus, plane), 2), torus.shape, torus.wraps) == RingLoad(1, 1.0, 2)
+    both = [chip for chip in plane for _ in range(2)]  # of each chip both devices
+    assert sorted(rings_of(torus, both)) == sorted(tuple(c for c in ring for _ in "01") for ring in along_x + along_z)
+    for group in (plane[::-1], plane[:16], [(x, 0, 0) for x in range(4)]):  # another order, a part, one dim
+        assert rings_of(torus, group) == [tuple(group)]
+    open_ends = Torus((4, 4, 8), (True, True, False), 2)
+    assert rings_of(open_ends, plane) == [tuple(plane)]
