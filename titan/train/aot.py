@@ -62,7 +62,7 @@ def compile_ahead_of_time(config: Config) -> Report:
     Raises:
       ConfigError: libtpu is missing, or the configuration does not suit the slice.
     """
-    runtime = AotRuntime(config.tpu_slice)
+    runtime = AotRuntime(config.tpu_slice, lowering=config.aot.lowering)
     run = build(config, runtime)
     compiled, needed = None, 0
     try:

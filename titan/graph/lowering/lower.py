@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from titan.graph.dialect import describe
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
 from titan.graph.lowering.kernels import find_lowering
+from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
 from titan.kernels.target import Target, lowering_for
 
@@ -27,9 +28,9 @@ def lower(
 ) -> Callable[..., tuple[Any, ...]]:
     """The JAX form of a captured graph.
 
-    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, `operator.getitem`, and
-    one output; every op carries its result's metadata in `node.meta["val"]`. Process group names are the names of mesh
-    axes.
+    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, calls of StableHLO
+    (`StableHloCall`), `operator.getitem`, and one output; every op carries its result's metadata in `node.meta["val"]`.
+    Process group names are the names of mesh axes.
 
     Args:
       graph_module: the graph; it is read now and not kept.
@@ -135,7 +136,7 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
             continue
         function, context = None, None
         if node.target is not operator.getitem:
-            function = find_lowering(overload_name(node.target))
+            function = _lowering(node.target)
             context = LoweringContext(
                 out=_metas(node),
                 matmul_precision=matmul_precision,
@@ -149,6 +150,10 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
     return steps
 
 
+def _lowering(target: Any) -> Lowering | None:
+    return target if isinstance(target, StableHloCall) else find_lowering(overload_name(target))
+
+
 def _check_all_supported(graph: torch.fx.Graph) -> None:
     missing = collections.defaultdict(list)
     for node in graph.nodes:
@@ -157,7 +162,7 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
         if (
             node.op == "call_function"
             and node.target is not operator.getitem
-            and find_lowering(overload_name(node.target)) is None
+            and _lowering(node.target) is None
         ):
             missing[overload_name(node.target)].append(node)
     if missing:
