@@ -50,7 +50,8 @@ def _lower(ctx: mlir.LoweringRuleContext, *arguments: ir.Value, call: StableHloC
     try:
         module = ir.Module.parse(call.text)
     except ir.MLIRError as error:
-        raise LoweringError(f"{call.__name__}: jaxlib cannot read its StableHLO: {error}") from error
+        reason = " ".join(str(error).splitlines()[:2])  # what it was doing, and the first mistake
+        raise LoweringError(f"{call.__name__}: jaxlib cannot read its StableHLO: {reason}") from error
     callee = ir.SymbolTable(module.operation)["main"].type
     result_types = [mlir.aval_to_ir_type(program, aval) for aval in ctx.avals_out]
     for what, given, wanted in (

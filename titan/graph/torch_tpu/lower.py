@@ -12,11 +12,14 @@ from collections.abc import Iterator, Sequence
 
 import torch
 import torch.fx
+from jax.extend.mlir.dialects import stablehlo
+from jax.interpreters import mlir
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import LoweringError
 from titan.graph.step_graph import StepGraph
+from titan.graph.torch_tpu.scopes import name_scopes
 from titan.graph.torch_tpu.segment import Segment
 from titan.graph.torch_tpu.split import Level, segment_of, split
 
@@ -37,7 +40,7 @@ def lower_by_torch_tpu(graph: StepGraph) -> StepGraph:
     segments = [
         segment_of(level, constants[module]) for module, stages in levels.items() for level in stages if level.outputs
     ]
-    calls = iter([StableHloCall(f"torch_tpu_{number}", text) for number, text in enumerate(_lower(segments))])
+    calls = iter([StableHloCall(f"torch_tpu_{number}", _text(made)) for number, made in enumerate(_lower(segments))])
     rebuilt: dict[torch.fx.GraphModule, torch.fx.GraphModule] = {}
     for module, stages in levels.items():
         rebuilt[module] = _rebuild(module, stages, constants[module], calls)
@@ -84,7 +87,16 @@ def _rebuild(
     return _LazyGraphModule(module, graph)
 
 
-def _lower(segments: Sequence[Segment]) -> list[str]:
+def _text(artifact: bytes) -> str:
+    with mlir.make_ir_context() as context:
+        try:
+            module = stablehlo.deserialize_portable_artifact(context, artifact)
+        except ValueError as error:
+            raise LoweringError("jaxlib cannot read the StableHLO of this TorchTPU, which may be newer") from error
+        return name_scopes(module.operation.get_asm(enable_debug_info=True))
+
+
+def _lower(segments: Sequence[Segment]) -> list[bytes]:
     with tempfile.TemporaryDirectory() as folder:
         source, target = pathlib.Path(folder, "segments"), pathlib.Path(folder, "stablehlo")
         source.write_bytes(pickle.dumps(list(segments)))

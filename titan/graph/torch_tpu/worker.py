@@ -5,7 +5,6 @@ recorded as StableHLO. The interface is that of torch_tpu 0.2.0; it is not a pub
 """
 
 import pickle
-import re
 import sys
 import types
 from typing import Any
@@ -13,9 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from titan.graph.torch_tpu.scopes import MARK
 from titan.graph.torch_tpu.segment import Op, Ref, Segment
-
-_MARK = "scope:"
 
 
 class SegmentError(Exception):
@@ -23,7 +21,7 @@ class SegmentError(Exception):
 
 
 def main(source: str, target: str) -> int:
-    """Reads pickled segments, and writes the StableHLO text of each, pickled, or the message of a SegmentError."""
+    """Reads pickled segments, and writes the StableHLO of each, pickled, or the message of a SegmentError."""
     from torch_tpu import _loader
 
     _loader._init_device("tpu")
@@ -38,8 +36,8 @@ def main(source: str, target: str) -> int:
     return 0
 
 
-def lower_segment(segment: Segment) -> str:
-    """The StableHLO of a segment, its function called `main`.
+def lower_segment(segment: Segment) -> bytes:
+    """The StableHLO of a segment as a portable artifact, its function called `main`.
 
     Raises:
       SegmentError: TorchTPU does not lower one of its ops, or all of them together.
@@ -62,7 +60,7 @@ def lower_segment(segment: Segment) -> str:
             except Exception as error:
                 ops = f"{segment.ops[0].description} to {segment.ops[-1].description}"
                 raise SegmentError(f"TorchTPU does not lower {ops}: {_one_line(error)}") from error
-            return name_scopes(compiler.serialize_mlir_text(module, enable_debug_info=True))
+            return compiler.serialize_mlir_portable_artifact(module)
     finally:
         compiler.pop_enable_tracebacks()
 
@@ -94,34 +92,7 @@ def _call(function: Any, args: Any, kwargs: Any) -> Any:
 
 def _call_in(scope: str) -> Any:
     """`_call`, in a file that is named after the scope: TorchTPU notes in what code it was called."""
-    return types.FunctionType(_call.__code__.replace(co_filename=_MARK + scope), globals())
-
-
-_DEFINITION = re.compile(r"^(#loc\d*) = loc\((.*)\)$", re.MULTILINE)
-_NAMED = re.compile(r'"([^"]*)"(?:\(.*\))?$')
-_REFERENCE = re.compile(r"#loc\d+")
-
-
-def name_scopes(text: str) -> str:
-    """The module with each op's location as JAX would have it, "forward/layers.0.attention/mm", and no source lines."""
-    bodies = dict(_DEFINITION.findall(text))
-    scopes: dict[str, str] = {}
-
-    def scope(label: str) -> str:
-        if label not in scopes:
-            marked = re.match(rf'"{_MARK}([^"]*)":', bodies[label])
-            inner = (scope(other) for other in _REFERENCE.findall(bodies[label]))
-            scopes[label] = marked[1] if marked else next(filter(None, inner), "")
-        return scopes[label]
-
-    def renamed(match: re.Match) -> str:
-        named = _NAMED.fullmatch(match[2])
-        if not named:
-            return f"{match[1]} = loc(unknown)"
-        name = "/".join(filter(None, (scope(match[1]), named[1].rpartition("/")[2])))
-        return f'{match[1]} = loc("{name}")'
-
-    return _DEFINITION.sub(renamed, text)
+    return types.FunctionType(_call.__code__.replace(co_filename=MARK + scope), globals())
 
 
 def _one_line(error: Exception) -> str:
