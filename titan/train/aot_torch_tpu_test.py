@@ -39,6 +39,8 @@ _CPU = (
     # So large that the update of a weight whose gradient is nearly zero does not hang on the last digits of that.
     "--optimizer.epsilon=1e-3",
 )
+# Its activations do not fit the vector memory, so that the report has something to list.
+_LARGE_BATCH = ("--training.batch_size=1024",)
 _BFLOAT16 = ("--parallelism.gather_dtype=bfloat16",)
 _KERNELS = ("--splash_attention_kernel.use_splash_attention_kernel", "--rope_kernel.enable")
 
@@ -99,20 +101,25 @@ def test_new_state_and_metrics_are_equal_on_a_mesh(runtime, monkeypatch, name, r
 def test_programs_for_a_slice_agree(flags):
     ours, theirs = (
         compile_ahead_of_time(
-            parse(["x", *_SMALL, "--aot", "--hardware=v6e-2x2", f"--aot.lowering={lowering}", *flags], RECIPE)
+            parse(
+                ["x", *_SMALL, *_LARGE_BATCH, "--aot", "--hardware=v6e-2x2", f"--aot.lowering={lowering}", *flags],
+                RECIPE,
+            )
         )
         for lowering in ("titan", "torch_tpu")
     )
     assert "torch_tpu" in theirs.versions and "torch_tpu" not in ours.versions
-    # The state is donated by both, and what the two write of the same step differs in elementwise ops alone.
-    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.05)
+    # Both donate the state. What the two write of a step differs in dtypes between elementwise ops and in the order of
+    # sums, and XLA fuses and schedules it otherwise: the peaks of activations were measured up to 13% apart.
+    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.2)
     assert theirs.memory.parameters == ours.memory.parameters
     assert theirs.compute.compiled_flops == pytest.approx(ours.compute.compiled_flops, rel=0.05)
     assert [(row.axes, row.kind, row.count, row.bytes) for row in theirs.collectives] == [
         (row.axes, row.kind, row.count, row.bytes) for row in ours.collectives
     ]
-    made_by = {row.made_by.partition(" (")[0] for row in theirs.memory.largest}
-    assert made_by & {"head", "embedding", "loss", "cross_entropy"} or any("layers." in name for name in made_by)
+    # Those with a module are the step's ops, whichever lowering wrote them.
+    modules = [{row.made_by.partition(" (")[0] for row in report.memory.largest} for report in (ours, theirs)]
+    assert len(modules[0] & modules[1]) >= 3, modules
 
 
 def test_an_op_that_torch_tpu_has_not_is_named_with_its_module(monkeypatch):

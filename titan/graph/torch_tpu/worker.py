@@ -24,6 +24,8 @@ def main(source: str, target: str) -> int:
     """Reads pickled segments, and writes the StableHLO of each, pickled, or the message of a SegmentError."""
     from torch_tpu import _loader
 
+    # It would note the version of the libtpu to run on, and refuses one of four parts, as jax pins it. Nothing runs.
+    _loader._set_libtpu_version = lambda: None
     _loader._init_device("tpu")
     with open(source, "rb") as file:
         segments = pickle.load(file)
