@@ -13,6 +13,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from titan.graph.dialect import describe, op_name
+from titan.graph.lowering.control_flow import find_reversed_scans
 from titan.graph.torch_tpu.segment import Input, Op, Ref, Segment
 
 _NAMESPACES = ("aten", "prims")
@@ -23,7 +24,7 @@ class Level:
     """One stage of a graph: ops that are left to titan's own lowering, then a segment that may use their results.
 
     Attributes:
-      others: collectives, kernels, loops, and what takes their results apart.
+      others: collectives, kernels, loops with the flips that turn them round, and what takes their results apart.
       nodes: the segment's ops.
       inputs: nodes outside the segment whose results it uses, in the order of the segment's inputs.
       outputs: the segment's ops whose results others use, in the order of the segment's outputs.
@@ -45,13 +46,14 @@ def split(graph: torch.fx.Graph) -> list[Level]:
     others: dict[int, list[torch.fx.Node]] = collections.defaultdict(list)
     segments: dict[int, list[torch.fx.Node]] = collections.defaultdict(list)
     is_aten: dict[torch.fx.Node, bool] = {}
+    _, flips = find_reversed_scans(graph)
     for node in graph.nodes:
         if node.op != "call_function":
             level[node] = 0
             continue
         level[node] = max((level[used] for used in node.all_input_nodes), default=0)
         is_getitem = node.target is operator.getitem
-        is_aten[node] = is_aten[node.args[0]] if is_getitem else _is_aten(node)
+        is_aten[node] = is_aten[node.args[0]] if is_getitem else _is_aten(node) and node not in flips
         if is_aten[node]:
             segments[level[node]].append(node)
         else:
