@@ -67,12 +67,16 @@ def batch_of(config) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe", "flags"),
-    [("llama3", RECIPE, ()), ("llama3", RECIPE, _KERNELS), ("moe", MOE_RECIPE, ("--use_grouped_mm",))],
-    ids=["llama3", "llama3 with kernels", "mixture of experts"],
+    ("recipe", "flags"),
+    [
+        (RECIPE, ()),
+        (RECIPE, (*_KERNELS, "--tpu_config.use_scan_layers", "--model.num_layers=4")),
+        (MOE_RECIPE, ("--use_grouped_mm",)),
+    ],
+    ids=["llama3", "kernels in scanned layers", "mixture of experts"],
 )
-def test_new_state_and_metrics_are_equal_on_a_mesh(runtime, monkeypatch, name, recipe, flags):
-    config = parse([name, *_SMALL, *_CPU, *flags], recipe)
+def test_new_state_and_metrics_are_equal_on_a_mesh(runtime, monkeypatch, recipe, flags):
+    config = parse([recipe.name, *_SMALL, *_CPU, *flags], recipe)
     graphs: list[StepGraph] = []
     compile_graph = runtime.compile
     monkeypatch.setattr(
