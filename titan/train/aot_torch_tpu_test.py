@@ -13,6 +13,7 @@ import torch
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.graph.executors.xla import compile_xla
+from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.step_graph import StepGraph
 from titan.graph.torch_tpu.lower import lower_by_torch_tpu
 from titan.train.aot import compile_ahead_of_time
@@ -39,8 +40,6 @@ _CPU = (
     # So large that the update of a weight whose gradient is nearly zero does not hang on the last digits of that.
     "--optimizer.epsilon=1e-3",
 )
-# Its activations do not fit the vector memory, so that the report has something to list.
-_LARGE_BATCH = ("--training.batch_size=1024",)
 _BFLOAT16 = ("--parallelism.gather_dtype=bfloat16",)
 _KERNELS = ("--splash_attention_kernel.use_splash_attention_kernel", "--rope_kernel.enable")
 
@@ -66,6 +65,12 @@ def batch_of(config) -> dict[str, np.ndarray]:
     }
 
 
+def calls(graph: StepGraph) -> list[StableHloCall]:
+    modules = (part for part in graph.module.modules() if isinstance(part, torch.fx.GraphModule))
+    nodes = (node for module in modules for node in module.graph.nodes)
+    return [node.target for node in nodes if isinstance(node.target, StableHloCall)]
+
+
 @pytest.mark.parametrize(
     ("recipe", "flags"),
     [
@@ -87,7 +92,11 @@ def test_new_state_and_metrics_are_equal_on_a_mesh(runtime, monkeypatch, recipe,
     batch = batch_of(config)
     results = []
     executable = run.train_step.executable_for(batch)
-    for step in (executable, compile_xla(lower_by_torch_tpu(graphs[0]), list(executable.mesh.devices.flat))):
+    lowered = lower_by_torch_tpu(graphs[0])
+    texts = "".join(call.text for call in calls(lowered))
+    for scope in ("forward/layers", "backward/layers", "loss/cross_entropy", "optimizer"):
+        assert f'loc("{scope}' in texts
+    for step in (executable, compile_xla(lowered, list(executable.mesh.devices.flat))):
         state, metrics = run.initial_state(), {}
         for _ in range(2):  # the second step's gradients are those of moments and weights that are not at their start
             state, metrics = step(state, step.place(batch))
@@ -106,24 +115,21 @@ def test_programs_for_a_slice_agree(flags):
     ours, theirs = (
         compile_ahead_of_time(
             parse(
-                ["x", *_SMALL, *_LARGE_BATCH, "--aot", "--hardware=v6e-2x2", f"--aot.lowering={lowering}", *flags],
+                ["x", *_SMALL, "--aot", "--hardware=v6e-2x2", f"--aot.lowering={lowering}", *flags],
                 RECIPE,
             )
         )
         for lowering in ("titan", "torch_tpu")
     )
     assert "torch_tpu" in theirs.versions and "torch_tpu" not in ours.versions
-    # Both donate the state. What the two write of a step differs in dtypes between elementwise ops and in the order of
-    # sums, and XLA fuses and schedules it otherwise: the peaks of activations were measured up to 13% apart.
-    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.2)
+    # Both donate the state, which is a twelfth of the peak; most of the rest is the compiler's reserve. At real sizes,
+    # where activations count, docs/aot.md has what was measured.
+    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.05)
     assert theirs.memory.parameters == ours.memory.parameters
     assert theirs.compute.compiled_flops == pytest.approx(ours.compute.compiled_flops, rel=0.05)
     assert [(row.axes, row.kind, row.count, row.bytes) for row in theirs.collectives] == [
         (row.axes, row.kind, row.count, row.bytes) for row in ours.collectives
     ]
-    # Those with a module are the step's ops, whichever lowering wrote them.
-    modules = [{row.made_by.partition(" (")[0] for row in report.memory.largest} for report in (ours, theirs)]
-    assert len(modules[0] & modules[1]) >= 3, modules
 
 
 def test_an_op_that_torch_tpu_has_not_is_named_with_its_module(monkeypatch):
