@@ -122,9 +122,9 @@ def test_programs_for_a_slice_agree(flags):
         for lowering in ("titan", "torch_tpu")
     )
     assert "torch_tpu" in theirs.versions and "torch_tpu" not in ours.versions
-    # Both donate the state, which is a twelfth of the peak; most of the rest is the compiler's reserve. At real sizes,
-    # where activations count, docs/aot.md has what was measured.
-    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.05)
+    # Both donate the state: a second copy of it would raise the peak by more than a third. The rest differs by what XLA
+    # makes of other elementwise ops and dtypes between them.
+    assert theirs.memory.needed == pytest.approx(ours.memory.needed, rel=0.1)
     assert theirs.memory.parameters == ours.memory.parameters
     assert theirs.compute.compiled_flops == pytest.approx(ours.compute.compiled_flops, rel=0.05)
     assert [(row.axes, row.kind, row.count, row.bytes) for row in theirs.collectives] == [
