@@ -62,7 +62,12 @@ def compile_ahead_of_time(config: Config) -> Report:
     Raises:
       ConfigError: libtpu is missing, or the configuration does not suit the slice.
     """
-    runtime = AotRuntime(config.tpu_slice, lowering=config.aot.lowering)
+    runtime = AotRuntime(
+        config.tpu_slice,
+        topology_aware=config.parallelism.topology_aware,
+        cubes=config.parallelism.hsdp_cubes,
+        lowering=config.aot.lowering,
+    )
     run = build(config, runtime)
     compiled, needed = None, 0
     try:
