@@ -262,9 +262,20 @@ class AotConfig:
     report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
     page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
     compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
+    lowering: str = option(
+        "titan",
+        "What lowers the captured graph's ATen ops to StableHLO: titan, or torch_tpu, whose own lowering needs the "
+        "torch_tpu package and no TPU.",
+        choices=("titan", "torch_tpu"),
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a report that cannot be written or read."""
+        """Raises ConfigError for a report that cannot be written or read, and for options of a compilation that is off.
+
+        Whether TorchTPU is installed is seen when the compilation starts.
+        """
+        if self.lowering != "titan" and not self.enable:
+            raise ConfigError("aot.lowering", "only --aot chooses a lowering", "leave it out, or add --aot")
         for name in ("report", "page"):
             if path := getattr(self, name):
                 check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")

@@ -1,5 +1,6 @@
 """The devices of a TPU slice that is not there: steps are compiled for them, and nothing is placed on them."""
 
+import importlib.util
 import pathlib
 import tempfile
 import time
@@ -15,8 +16,10 @@ from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
 from titan.graph.aot.out_of_memory import out_of_device_memory
 from titan.graph.capture import StepFunction
 from titan.graph.executors.xla import XlaExecutable, lower_xla
+from titan.graph.lowering.table import LoweringError
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
+from titan.graph.torch_tpu.lower import lower_by_torch_tpu
 from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -39,17 +42,28 @@ class AotRuntime(CompileTarget):
     passes = (cross_entropy_backward,)
     process_count = 1  # one program for all hosts
 
-    def __init__(self, tpu_slice: TpuSlice, *, topology_aware: bool = True, cubes: bool = True):
+    def __init__(
+        self, tpu_slice: TpuSlice, *, topology_aware: bool = True, cubes: bool = True, lowering: str = "titan"
+    ):
         """Loads libtpu, which describes the slice.
 
         Args:
           tpu_slice: what to compile for.
           topology_aware: whether mesh axes run along rings of the slice; else devices are taken as libtpu lists them.
           cubes: whether shards of 64 chips are cubes; see `topology.assign`.
+          lowering: "titan", or "torch_tpu" for TorchTPU's own lowering of ATen ops.
 
         Raises:
-          ConfigError: the libtpu package is not installed, or it knows no such slice.
+          ConfigError: the libtpu package is not installed, or it knows no such slice; or TorchTPU is to lower and is
+            not installed.
         """
+        if lowering == "torch_tpu" and importlib.util.find_spec("torch_tpu") is None:
+            raise ConfigError(
+                "aot.lowering",
+                "the torch_tpu package is not installed",
+                "pip install --no-deps torch_tpu==0.2.0 frozendict immutabledict portpicker pyzmq, or leave it out",
+            )
+        self._lowering = lowering
         if jax.config.jax_platforms is None and not accelerator_present():
             # Else JAX would start libtpu for this machine's own TPUs first.
             jax.config.update("jax_platforms", "cpu")
@@ -83,8 +97,15 @@ class AotRuntime(CompileTarget):
 
         Raises:
           OutOfDeviceMemoryError: the program does not fit into a device's memory.
-          ConfigError: the blocks of a kernel do not fit its vector memory.
+          ConfigError: the blocks of a kernel do not fit its vector memory, or TorchTPU does not lower the step.
         """
+        if self._lowering == "torch_tpu":
+            start = time.perf_counter()
+            try:
+                graph = lower_by_torch_tpu(graph)
+            except LoweringError as error:
+                raise ConfigError("aot.lowering", str(error), "leave it out: titan's own lowering may do it") from error
+            seconds["lower"] += time.perf_counter() - start
         # Libraries of kernels take the TPU's generation from JAX's default device.
         with tempfile.TemporaryDirectory() as folder:
             with jax.default_device(self._devices[0]), kernel_refusals():
