@@ -62,7 +62,7 @@ def compile_ahead_of_time(config: Config) -> Report:
     Raises:
       ConfigError: libtpu is missing, or the configuration does not suit the slice.
     """
-    runtime = AotRuntime(config.tpu_slice)
+    runtime = AotRuntime(config.tpu_slice, config.compile)
     run = build(config, runtime)
     compiled, needed = None, 0
     try:
@@ -111,6 +111,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         num_chips=tpu_slice.num_chips,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
+        compiler_options=runtime.compiler_options,
         memory=memory if memory.fits else dataclasses.replace(memory, advice=advice(config, memory)),
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(

@@ -98,22 +98,30 @@ def test_report_is_json_and_text_and_can_be_compared(fsdp):
     assert len(list(page.findall(".//svg[@aria-label='memory over the schedule']/polygon"))) > 1
     assert differences(fsdp, fsdp) == []
     memory = dataclasses.replace(fsdp.memory, parameters=2 * fsdp.memory.parameters, fits=False)
-    assert differences(fsdp, dataclasses.replace(fsdp, memory=memory, collectives=fsdp.collectives[1:])) == [
+    changed = dataclasses.replace(
+        fsdp, memory=memory, collectives=fsdp.collectives[1:], compiler_options={"xla_a": "true"}
+    )
+    assert differences(fsdp, changed) == [
         "memory.fits: True -> False",
         f"memory.parameters: {fsdp.memory.parameters:,} -> {memory.parameters:,}  (2.000x)",
         f"collectives.dp_shard.reduce-scatter.count: {fsdp.collectives[0].count} -> none",
         f"collectives.dp_shard.reduce-scatter.bytes: {fsdp.collectives[0].bytes:,} -> none",
+        "compiler_options.xla_a: none -> true",
     ]
 
 
 def test_several_slices_are_one_program_that_sums_gradients_between_them():
-    report = compile_ahead_of_time(config_of("2*v6e-2x2", "--parallelism.data_parallel_replicate=2"))
+    flags = "--parallelism.data_parallel_replicate=2", "--compile.tpu_flag_bundles=no_latency_hiding"
+    report = compile_ahead_of_time(config_of("2*v6e-2x2", *flags))
     assert (report.num_devices, report.mesh) == (8, "dp_replicate=2 x dp_shard=4")
     sizes = bytes_by(report)
     between = sizes["between slices", "all-reduce"]
     # The shard of each gradient in float32; the sums of three scalars may come on top.
     assert math.isclose(between, 4 * (_MATRICES + _NORMS) / 4, rel_tol=2e-3)
     assert sizes["dp_shard", "all-gather"] == 2 * _MATRICES
+    assert report.compiler_options == {"xla_tpu_enable_latency_hiding_scheduler": "false"}
+    assert "\noptions    xla_tpu_enable_latency_hiding_scheduler=false\n" in to_text(report)
+    assert "<code>xla_tpu_enable_latency_hiding_scheduler=false</code>" in to_html(report)
 
 
 def test_what_does_not_fit_is_named_with_its_module_and_a_cure():

@@ -12,6 +12,7 @@ from titan.core.config.validate import ConfigError, check_exists, check_writable
 from titan.core.data.config import DataConfig, TokenizerConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
+from titan.core.tpu_flags import TPU_FLAG_BUNDLES, check_tpu_flags, tpu_compiler_options
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
@@ -182,11 +183,18 @@ class CompileConfig:
     cache_folder: str = option(
         "~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache."
     )
+    tpu_flag_bundles: tuple[str, ...] = option(
+        (), f"Named bundles of compiler options for TPUs: {', '.join(TPU_FLAG_BUNDLES)}."
+    )
+    tpu_flags: tuple[str, ...] = option(
+        (), "Compiler options for TPUs as NAME=VALUE; they override those of the bundles."
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a folder that cannot be written."""
+        """Raises ConfigError for a folder that cannot be written, or bundles and options that make no sense."""
         if self.cache_folder:
             check_writable_folder("compile.cache_folder", self.cache_folder)
+        check_tpu_flags(self.tpu_flag_bundles, self.tpu_flags)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -345,7 +353,13 @@ class Config:
 
     def _check_execution(self) -> None:
         tpu_config = self.tpu_config
-        if self.profiler.enable_profiling and not (tpu_config.use_graph_trainer and tpu_config.executor == "xla"):
+        is_xla = tpu_config.use_graph_trainer and tpu_config.executor == "xla"
+        for name in ("tpu_flag_bundles", "tpu_flags"):
+            if getattr(self.compile, name) and not is_xla:
+                raise ConfigError(
+                    f"compile.{name}", "only the xla executor hands options to the compiler", "leave it out, or use it"
+                )
+        if self.profiler.enable_profiling and not is_xla:
             raise ConfigError(
                 "profiler.enable_profiling",
                 "the profiler is JAX's and would not see what PyTorch runs",
@@ -421,6 +435,13 @@ class Config:
                 f"{self.parallelism.data_parallel_replicate} is no multiple of the {tpu_slice.num_slices} slices, "
                 "between which only the sum of gradients should pass",
                 f"give {tpu_slice.num_slices}, or one slice",
+            )
+        options = tpu_compiler_options(self.compile.tpu_flag_bundles, self.compile.tpu_flags, tpu_slice.generation)
+        if dumps := [name for name in options if name.startswith("xla_dump")]:
+            raise ConfigError(
+                "compile.tpu_flags",
+                f"the report reads the compiler's dump itself, and {dumps[0]} is given",
+                "leave it out",
             )
         self.resolve_devices(tpu_slice.num_devices)
 

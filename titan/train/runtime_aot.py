@@ -21,6 +21,8 @@ from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.compiler_options import compiler_options
+from titan.train.config import CompileConfig
 from titan.train.runtime import CompileTarget
 from titan.train.swaps.refusals import kernel_refusals
 
@@ -31,17 +33,18 @@ class AotRuntime(CompileTarget):
     Attributes:
       mesh, state_layouts: of the run, once `prepare` was called.
       compiler_version: the build of libtpu.
+      compiler_options: given to the compiler beyond its defaults.
       dump: what the compiler wrote of the program compiled last, whether it fits or not.
     """
 
     passes = (cross_entropy_backward,)
     process_count = 1  # one program for all hosts
 
-    def __init__(self, tpu_slice: TpuSlice):
+    def __init__(self, tpu_slice: TpuSlice, compile_config: CompileConfig):
         """Loads libtpu, which describes the slice.
 
         Raises:
-          ConfigError: the libtpu package is not installed, or it knows no such slice.
+          ConfigError: the libtpu package is not installed, or it knows no such slice or no such compiler option.
         """
         if jax.config.jax_platforms is None and not accelerator_present():
             # Else JAX would start libtpu for this machine's own TPUs first.
@@ -59,6 +62,7 @@ class AotRuntime(CompileTarget):
         self.device_kind = self._devices[0].device_kind
         # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).
         self.compiler_version = self._devices[0].client.platform_version.splitlines()[-1]
+        self.compiler_options = compiler_options(compile_config, self._devices[0])
         self.mesh = MeshSpec((), ())
         self.state_layouts: dict[str, TensorLayout] = {}
         self.dump = CompilerDump("", "", "", "")
@@ -78,7 +82,8 @@ class AotRuntime(CompileTarget):
         # Libraries of kernels take the TPU's generation from JAX's default device.
         with tempfile.TemporaryDirectory() as folder:
             with jax.default_device(self._devices[0]), kernel_refusals():
-                lowered = lower_xla(graph, self._devices, compiler_options=dump_options(pathlib.Path(folder)))
+                options = {**self.compiler_options, **dump_options(pathlib.Path(folder))}
+                lowered = lower_xla(graph, self._devices, compiler_options=options)
             seconds["lower"] += lowered.lower_seconds
             start = time.perf_counter()
             try:

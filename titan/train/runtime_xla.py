@@ -21,6 +21,7 @@ from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.compiler_options import compiler_options
 from titan.train.config import Config
 from titan.train.runtime import Runtime
 from titan.train.state import PARAMS
@@ -35,7 +36,11 @@ class XlaRuntime(Runtime):
     captures_late = True
 
     def __init__(self, config: Config):
-        """Starts JAX. Must come before anything else that asks JAX for its devices."""
+        """Starts JAX. Must come before anything else that asks JAX for its devices.
+
+        Raises:
+          ConfigError: the TPU's compiler has no such option.
+        """
         num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
         jax.config.update("jax_num_cpu_devices", num_virtual)
         if jax.config.jax_platforms is None and not accelerator_present():
@@ -56,6 +61,7 @@ class XlaRuntime(Runtime):
         self.process_index = jax.process_index()
         self.process_count = jax.process_count()
         self.device_kind = self._devices[0].device_kind
+        self._compiler_options = compiler_options(config.compile, self._devices[0])
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
         """Fixes the mesh of everything that follows, and what the state consists of."""
@@ -66,7 +72,7 @@ class XlaRuntime(Runtime):
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
         """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
         with kernel_refusals():
-            executable = compile_xla(graph, self._devices)
+            executable = compile_xla(graph, self._devices, compiler_options=self._compiler_options)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
         return executable
