@@ -237,9 +237,23 @@ class AotConfig:
     report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
     page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
     compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
+    save: str = option(
+        "", "Folder to write the compiled training step to, by a run or by --aot. It replaces what was saved there."
+    )
+    load: str = option(
+        "",
+        "Folder that aot.save wrote: its training step is used in place of compiling one, if it is the step asked for. "
+        "It holds code: load none that you do not trust.",
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a report that cannot be written or read."""
+        """Raises ConfigError for files that cannot be written or read."""
+        if self.save and self.load:
+            raise ConfigError("aot.save", "what aot.load gives is saved already", "leave out one of the two")
+        if self.save:
+            check_writable_folder("aot.save", self.save)
+        if self.load:
+            check_exists("aot.load", self.load)
         for name in ("report", "page"):
             if path := getattr(self, name):
                 check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")
@@ -354,10 +368,17 @@ class Config:
     def _check_execution(self) -> None:
         tpu_config = self.tpu_config
         is_xla = tpu_config.use_graph_trainer and tpu_config.executor == "xla"
-        for name in ("tpu_flag_bundles", "tpu_flags"):
-            if getattr(self.compile, name) and not is_xla:
+        for section, name in (
+            ("compile", "tpu_flag_bundles"),
+            ("compile", "tpu_flags"),
+            ("aot", "save"),
+            ("aot", "load"),
+        ):
+            if getattr(getattr(self, section), name) and not is_xla:
                 raise ConfigError(
-                    f"compile.{name}", "only the xla executor hands options to the compiler", "leave it out, or use it"
+                    f"{section}.{name}",
+                    "only the xla executor compiles a whole step",
+                    "leave it out, or use that executor",
                 )
         if self.profiler.enable_profiling and not is_xla:
             raise ConfigError(

@@ -94,7 +94,12 @@ def test_documented_flags_reach_the_tree():
          "--compile.tpu_flags: 'xla_tpu_rwb_fusion' is no option with its value; write NAME=VALUE, separated by "
          "commas"),
         ("--compile.tpu_flag_bundles=no_latency_hiding --tpu_config.executor=torch",
-         "--compile.tpu_flag_bundles: only the xla executor hands options to the compiler; leave it out, or use it"),
+         "--compile.tpu_flag_bundles: only the xla executor compiles a whole step; leave it out, or use that executor"),
+        ("--aot.save=x --notpu_config.use_graph_trainer",
+         "--aot.save: only the xla executor compiles a whole step; leave it out, or use that executor"),
+        ("--aot.save=x --aot.load=x",
+         "--aot.save: what aot.load gives is saved already; leave out one of the two"),
+        ("--aot.load=/missing", "--aot.load: there is no file or folder '/missing'; correct the path"),
         ("--aot --hardware=v6e-2x4 --parallelism.num_devices=4",
          "--parallelism.num_devices: 4 are not the 8 devices of v6e-2x4; leave it out, or name another slice"),
         ("--aot --hardware=tpu7x-2x2x1 --training.batch_size=4",
