@@ -24,6 +24,7 @@ from titan.train.compiler_options import compiler_options
 from titan.train.config import Config
 from titan.train.runtime import CompileTarget
 from titan.train.saved_step import open_saved_step, step_fingerprint
+from titan.train.stacks import Stacks
 from titan.train.swaps.refusals import kernel_refusals
 
 
@@ -77,8 +78,8 @@ class AotRuntime(CompileTarget):
         self.dump = CompilerDump("", "", "", "")
         self.fingerprint: dict[str, str] = {}
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Keeps both."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Keeps mesh and layouts."""
         self.mesh = spec
         self.state_layouts = dict(layouts)
 
