@@ -101,20 +101,22 @@ def open_saved_step(folder: str) -> SavedStep:
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         saved_format = manifest["format"]
+        if saved_format == _FORMAT:
+            executable, digest = path / manifest["executable"], manifest["sha256"]
+            step = SavedStep(folder, dict(manifest["fingerprint"]), executable, manifest["report"])
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError("aot.load", f"{folder!r} holds no saved step", "give a folder of --aot.save") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError("aot.load", f"{path / _MANIFEST} is damaged: {error!r}", cure) from None
     if saved_format != _FORMAT:
         raise ConfigError("aot.load", f"{folder!r} is of another version of titan (format {saved_format})", cure)
-    executable = path / manifest["executable"]
     try:
         content = executable.read_bytes()
     except OSError as error:
         raise ConfigError("aot.load", f"{executable} cannot be read ({error.strerror})", cure) from None
-    if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
+    if hashlib.sha256(content).hexdigest() != digest:
         raise ConfigError("aot.load", f"{executable} is damaged: its digest is not that of {_MANIFEST}", cure)
-    return SavedStep(folder, manifest["fingerprint"], executable, manifest["report"])
+    return step
 
 
 def save_step(folder: str, executable: XlaExecutable, of: Mapping[str, str], report: str = "") -> None:
@@ -125,14 +127,21 @@ def save_step(folder: str, executable: XlaExecutable, of: Mapping[str, str], rep
       executable: the compiled training step.
       of: its fingerprint.
       report: see `SavedStep`.
+
+    Raises:
+      ConfigError: the folder cannot be written.
     """
     path = pathlib.Path(folder).expanduser()
     content = to_bytes(executable)
     digest = hashlib.sha256(content).hexdigest()
     name = f"step-{digest[:16]}.bin"
-    write_atomically(path / name, content)
     manifest = {"format": _FORMAT, "fingerprint": dict(of), "executable": name, "sha256": digest, "report": report}
-    write_atomically(path / _MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    try:
+        write_atomically(path / name, content)
+        write_atomically(path / _MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+    except OSError as error:
+        problem = f"{folder!r} cannot be written ({error.strerror})"
+        raise ConfigError("aot.save", problem, "give another folder, or leave it out") from error
     for old in path.glob("step-*.bin"):
         if old.name != name:
             with contextlib.suppress(FileNotFoundError):

@@ -80,7 +80,7 @@ def test_differences_that_only_digests_show_are_named(saved):
         step.check({**step.fingerprint, "compiler_options.xla_a": "true"})
 
 
-@pytest.mark.parametrize("damage", ["empty", "manifest", "format", "missing", "cut"])
+@pytest.mark.parametrize("damage", ["empty", "manifest", "field", "format", "missing", "cut"])
 def test_what_is_no_whole_step_is_refused_in_one_line(tmp_path, saved, damage):
     folder = tmp_path / "step"
     if damage == "empty":
@@ -91,12 +91,17 @@ def test_what_is_no_whole_step_is_refused_in_one_line(tmp_path, saved, damage):
     line = {
         "empty": r"'\S+' holds no saved step; give a folder of --aot.save",
         "manifest": r"\S+/step.json is damaged: JSONDecodeError.*; save it anew with --aot.save",
+        "field": r"\S+/step.json is damaged: KeyError\('sha256'\); save it anew with --aot.save",
         "format": r"'\S+' is of another version of titan \(format 0\); save it anew with --aot.save",
         "missing": r"\S+\.bin cannot be read \(No such file or directory\); save it anew with --aot.save",
         "cut": r"\S+\.bin is damaged: its digest is not that of step.json; save it anew with --aot.save",
     }[damage]
     if damage == "manifest":
         manifest.write_text(manifest.read_text()[:100])
+    if damage == "field":
+        manifest.write_text(
+            json.dumps({**json.loads(manifest.read_text()), "sha256": None}).replace('"sha256"', '"md5"')
+        )
     if damage == "format":
         manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 0}))
     if damage == "missing":

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.metadata
 import operator
+import os
 import pathlib
 import platform
 import re
@@ -18,6 +19,9 @@ from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 
 _PACKAGES = ("jax", "jaxlib", "torch")
+# Variables from which the compilers take options, and those of the options that do not change the program.
+_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_HARMLESS = ("--xla_force_host_platform_device_count", "--xla_dump")
 _KERNEL_BODY = re.compile(r"(body\\22: \\22)([A-Za-z0-9+/=]+)(\\22)")
 
 
@@ -38,6 +42,7 @@ def fingerprint(lowered: LoweredStep, compiler_options: Mapping[str, str]) -> di
         **{f"compiler_options.{name}": value for name, value in compiler_options.items()},
         **{f"versions.{name}": importlib.metadata.version(name) for name in _PACKAGES},
         "versions.compiler": devices[0].client.platform_version.splitlines()[-1],
+        **{f"environment.{name}": flags for name in _ENVIRONMENT if (flags := _flags(name))},
         "state": _sha256(f"{name} {_layout(layout)}" for name, layout in graph.state.items()),
         "graph": graph_digest(graph),
         "program": program_digest(lowered.lowered.as_text()),
@@ -99,6 +104,10 @@ def _host_cpu() -> str:
     fields = dict(reversed([tuple(map(str.strip, line.split(":", 1))) for line in lines if ":" in line]))
     features = fields.get("flags") or fields.get("Features", "")
     return f"{fields.get('model name', platform.machine())}, features {_sha256([features])[:8]}"
+
+
+def _flags(variable: str) -> str:
+    return " ".join(flag for flag in os.environ.get(variable, "").split() if not flag.startswith(_HARMLESS))
 
 
 def _layout(layout: TensorLayout) -> str:

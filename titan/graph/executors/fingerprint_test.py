@@ -7,7 +7,8 @@ from jax.experimental import pallas as pl
 from jax.sharding import SingleDeviceSharding
 
 from titan.graph.capture import StepFunction, capture
-from titan.graph.executors.fingerprint import graph_digest, program_digest
+from titan.graph.executors.fingerprint import fingerprint, graph_digest, program_digest
+from titan.graph.executors.xla import lower_xla
 from titan.kernels.tpu_compile import tpu_device
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -62,3 +63,16 @@ def test_of_a_graph_ops_and_constants_count():
     one, two, three, four = map(graph_digest, graphs)
     assert one == two
     assert len({one, three, four}) == 3
+
+
+def test_options_of_the_environment_and_of_the_compiler_count(monkeypatch):
+    lowered = lower_xla(graph_of(lambda state, batch: ({"x": state["x"] + batch["y"]}, {})), jax.devices("cpu")[:1])
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
+    before = fingerprint(lowered, {})
+    assert before.keys() >= {"hardware", "mesh", "batch.y", "versions.jaxlib", "versions.compiler", "graph", "program"}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/x --xla_cpu_enable_fast_math=true")
+    assert fingerprint(lowered, {"xla_a": "1"}) == {
+        **before,
+        "compiler_options.xla_a": "1",
+        "environment.XLA_FLAGS": "--xla_cpu_enable_fast_math=true",
+    }
