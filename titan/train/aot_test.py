@@ -214,7 +214,8 @@ def test_main_writes_the_report_and_compares(fsdp, tmp_path, monkeypatch, capsys
         "compile_ahead_of_time",
         lambda _: dataclasses.replace(fsdp, memory=dataclasses.replace(fsdp.memory, fits=False)),
     )
-    assert aot.main(config_of("v6e-2x2")) == 1
+    assert aot.main(config_of("v6e-2x2", f"--aot.save={new}")) == 1
+    assert capsys.readouterr().out.endswith(f"\nnot saved in {new}: it does not fit\n")
 
 
 def test_without_libtpu_one_line_says_how_to_get_it(monkeypatch):
