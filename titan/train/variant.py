@@ -11,6 +11,7 @@ _LEAVES = {
     "data_parallel_replicate": "parallelism.data_parallel_replicate",
     "batch_size": "training.batch_size",
     "sequence_length": "training.sequence_length",
+    "memory_policy": "compile.memory_policy",
     "use_scan_layers": "tpu_config.use_scan_layers",
     "tpu_flag_bundles": "compile.tpu_flag_bundles",
     "tpu_flags": "compile.tpu_flags",
@@ -26,6 +27,7 @@ class Variant:
       data_parallel_shard, data_parallel_replicate: the mesh; their product is the slice's devices.
       batch_size: sequences in one step on all devices.
       sequence_length: tokens in each.
+      memory_policy: what the backward pass needs of the forward.
       use_scan_layers: whether equal layers are one loop.
       tpu_flag_bundles, tpu_flags: compiler options.
     """
@@ -35,6 +37,7 @@ class Variant:
     data_parallel_replicate: int = 1
     batch_size: int
     sequence_length: int
+    memory_policy: str
     use_scan_layers: bool = True
     tpu_flag_bundles: tuple[str, ...] = ()
     tpu_flags: tuple[str, ...] = ()

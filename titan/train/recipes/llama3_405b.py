@@ -16,12 +16,14 @@ VARIANTS = {
         data_parallel_shard=128,
         batch_size=128,
         sequence_length=8192,
+        memory_policy="offload",
     ),
     "tpu7x-4x4x8": Variant(
         source="published: 128 chips, about 57% MFU; ours: a sequence a device",
         data_parallel_shard=256,
         batch_size=256,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-8x8x16": Variant(
         source="published: 1,024 chips, about 57% MFU; ours: the recipe's batch, replicas of 128 chips",
@@ -29,6 +31,7 @@ VARIANTS = {
         data_parallel_replicate=8,
         batch_size=2048,
         sequence_length=8192,
+        memory_policy="full",
     ),
 }
 

@@ -17,12 +17,14 @@ VARIANTS = {
         data_parallel_shard=128,
         batch_size=256,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-4x4x8": Variant(
         source="ours: two sequences a device",
         data_parallel_shard=256,
         batch_size=512,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-8x8x16": Variant(
         source="ours: a sequence a device, replicas of 128 chips",
@@ -30,6 +32,7 @@ VARIANTS = {
         data_parallel_replicate=8,
         batch_size=2048,
         sequence_length=8192,
+        memory_policy="full",
     ),
 }
 

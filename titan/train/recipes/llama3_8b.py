@@ -17,18 +17,21 @@ VARIANTS = {
         data_parallel_shard=8,
         batch_size=8,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-4x4x4": Variant(
         source="ours: the recipe's batch, four sequences a device",
         data_parallel_shard=128,
         batch_size=512,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-4x4x8": Variant(
         source="ours: the recipe's batch, two sequences a device",
         data_parallel_shard=256,
         batch_size=512,
         sequence_length=8192,
+        memory_policy="full",
     ),
     "tpu7x-8x8x16": Variant(
         source="ours: a sequence a device, replicas of 128 chips",
@@ -36,6 +39,7 @@ VARIANTS = {
         data_parallel_replicate=8,
         batch_size=2048,
         sequence_length=8192,
+        memory_policy="full",
     ),
 }
 

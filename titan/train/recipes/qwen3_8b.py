@@ -17,12 +17,14 @@ VARIANTS = {
         data_parallel_shard=8,
         batch_size=16,
         sequence_length=4096,
+        memory_policy="full",
     ),
     "tpu7x-4x4x4": Variant(
         source="ours: the recipe's batch, eight sequences a device",
         data_parallel_shard=128,
         batch_size=1024,
         sequence_length=4096,
+        memory_policy="full",
     ),
 }
 
