@@ -196,7 +196,7 @@ def _trace(function: Callable[..., Tensors], forms: Sequence[_Form]) -> torch.fx
 def _take_forward(joint: torch.fx.GraphModule, num_skipped: int, num_carry: int) -> torch.fx.GraphModule:
     """The part of a joint graph that gives the next carry, as a body that also returns the carry that it was given.
 
-    The joint graph loses that output; the ops that both graphs have get a common name.
+    The joint graph loses that output; the forward's ops get a name, which is the same in both graphs.
 
     Args:
       num_skipped: leading inputs that the forward has not.
@@ -213,8 +213,11 @@ def _take_forward(joint: torch.fx.GraphModule, num_skipped: int, num_carry: int)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     inputs = joint.graph.find_nodes(op="placeholder")[num_skipped:]
     for node in joint.graph.nodes:
-        if node in inputs or (node in needed and node.op != "placeholder"):
+        is_copied = node in inputs or (node in needed and node.op != "placeholder")
+        # What the backward alone reads of the forward, as attention's log-sum-exp, has a name too: it may be kept.
+        if is_copied or node.meta.get("region") == "forward":
             node.meta["turn_op"] = node.name
+        if is_copied:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in (*results, *inputs[:num_carry])))
     output.args = (tuple(output.args[0][num_carry:]),)
