@@ -3,19 +3,18 @@
 import pytest
 import torch
 
+from titan.graph.dialect import graphs_of
 from titan.train.steps_for_test import (
     FSDP,
     HSDP,
     ONE,
     Case,
     assert_same,
-    captured,
     evaluate_xla,
     graph_of,
     run_torch,
     run_xla,
 )
-from titan.train.swaps.scan_layers import stacked_parameters
 
 # Of each value, and of a tensor's largest gradient: a few units in the last place of float32. The loop does the same
 # arithmetic, but XLA fuses, and so rounds, a body on its own otherwise than within the whole step.
@@ -23,29 +22,28 @@ _TOLERANCE = 1e-6
 
 
 @pytest.mark.parametrize(
-    ("model", "mesh", "changes"),
-    [
-        ("llama3", ONE, {}),
-        ("qwen3", FSDP, {}),
-        ("qwen3_moe", ONE, {}),
-        ("qwen3_moe", FSDP, {"microbatches": 2}),
-        ("pattern", ONE, {}),
-        ("pattern", HSDP, {}),
-        ("llama3", HSDP, {"microbatches": 2}),
-    ],
-    ids=["llama3", "qwen3_fsdp2", "moe", "moe_fsdp2_microbatches", "pattern", "pattern_hsdp4", "llama3_hsdp4_micro"],
+    ("model", "mesh"),
+    [("llama3", ONE), ("qwen3", FSDP), ("qwen3_moe", FSDP), ("pattern", ONE)],
+    ids=["llama3", "qwen3_fsdp2", "moe_fsdp2", "pattern"],
 )
-def test_training_equals_that_without_loops(model, mesh, changes):
-    got, expected = (run_xla(Case(model, mesh=mesh, scan=scan, **changes)) for scan in (True, False))
+def test_training_equals_that_without_loops(model, mesh):
+    got, expected = (run_xla(Case(model, mesh=mesh, scan=scan)) for scan in (True, False))
     assert_same(got, expected, _TOLERANCE)
     assert expected.metrics[-1]["loss"] < expected.metrics[0]["loss"] - 1e-3
 
 
-def test_gathered_in_bfloat16_training_equals_that_without_loops():
-    case = Case("llama3", mesh=FSDP, gather_dtype=torch.bfloat16)
-    got, expected = run_xla(Case("llama3", mesh=FSDP, gather_dtype=torch.bfloat16, scan=True)), run_xla(case)
-    print([abs(a["loss"]-b["loss"]) for a,b in zip(got.metrics, expected.metrics)])
-    assert_same(got, expected, 1e-2)
+def test_microbatches_on_a_mesh_have_a_loop_each():
+    case = Case("llama3", mesh=HSDP, microbatches=2, scan=True)
+    # Sums over two halves of the batch and two replicas.
+    assert_same(run_xla(case), run_xla(Case("llama3")), 2 * _TOLERANCE)
+    assert len(graph_of(case).module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)) == 4
+
+
+def test_in_bfloat16_training_equals_that_without_loops():
+    got, expected = (run_torch(Case("llama3", gather_dtype=torch.bfloat16, scan=scan)) for scan in (True, False))
+    assert_same(got, expected, _TOLERANCE)
+    # XLA:CPU leaves out roundings within a fusion; a tensor's gradients then differ by a few times bfloat16's 2^-8.
+    assert_same(run_xla(Case("llama3", mesh=FSDP, gather_dtype=torch.bfloat16, scan=True)), expected, 1.5e-2)
 
 
 @pytest.mark.parametrize("model", ["llama3", "qwen3", "qwen3_moe", "pattern"])
@@ -66,6 +64,7 @@ def test_evaluation_equals_that_without_loops(model, mesh):
     assert [len(loop.meta["val"]) for loop in loops] == [1] * (2 if model == "pattern" else 1)
 
 
-def test_a_capture_is_as_large_for_more_layers():
-    sizes = [captured(Case(model, scan=True)).num_ops for model in ("llama3", "llama3_deep")]
+def test_a_step_is_as_large_for_any_number_of_layers():
+    graphs = [graph_of(Case(model, scan=True, memory_policy="full")) for model in ("llama3", "llama3_deep")]
+    sizes = [[len(part.nodes) for part in graphs_of(graph.module)] for graph in graphs]
     assert sizes[0] == sizes[1]

@@ -63,6 +63,7 @@ def _patterned() -> Any:
 
 MODELS = {
     "llama3": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS).components,
+    "llama3_deep": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=4 * NUM_LAYERS).components,
     "qwen3": Qwen3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS, tie_embeddings=True).components,
     "qwen3_moe": Qwen3MoeConfig(
         **_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24
@@ -193,7 +194,11 @@ def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
 
 
 # The programs are run three times each: effort in generating machine code is wasted. It changes no pass over HLO.
-_FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+_FAST_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 
 @functools.cache
