@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._pytree import tree_map
 
 from titan.graph.attribution import attribute_backward, current_attribution
+from titan.graph.region import region
 
 Tensors = tuple[torch.Tensor, ...]
 Body = Callable[[Tensors, dict[str, torch.Tensor], Tensors], Tensors]
@@ -165,10 +166,11 @@ def _forward_and_backward(
         found = torch.autograd.grad(
             list(itertools.compress(results, of_carry)), wanted, grads, allow_unused=True, materialize_grads=True
         )
-    found = [(grad.to_local() if isinstance(grad, DTensor) else grad).contiguous() for grad in found]
-    of_weights = found[num_grads : len(found) - num_totals]
-    of_shared = found[len(found) - num_totals :]
-    new_totals = [total + grad for total, grad in zip(totals, of_shared, strict=True)]
+    with region("backward"):
+        found = [(grad.to_local() if isinstance(grad, DTensor) else grad).contiguous() for grad in found]
+        of_weights = found[num_grads : len(found) - num_totals]
+        of_shared = found[len(found) - num_totals :]
+        new_totals = [total + grad for total, grad in zip(totals, of_shared, strict=True)]
     return tuple(result.detach() for result in results) + (*found[:num_grads], *new_totals, *of_weights)
 
 
