@@ -9,7 +9,8 @@ import pytest
 from titan.core.hardware import HARDWARE
 from titan.graph.aot.collectives import find_collectives
 from titan.graph.aot.hlo import parse_hlo
-from titan.graph.aot.timing import Links, step_time, trip_count
+from titan.graph.aot.loops import trip_count
+from titan.graph.aot.timing import Links, step_time
 from titan.kernels.tpu_compile import compile_for_tpu
 from titan.parallel.mesh import MeshSpec
 
@@ -59,7 +60,7 @@ def test_time_is_what_the_compiler_estimates_and_kernels_declare():
     module = parse_hlo(_PROGRAM)
     mesh = MeshSpec(("dp_shard",), (4,))
     links = Links(HARDWARE["v6e"], (2, 2))
-    time = step_time(module, find_collectives(module, mesh), links, {"dp_shard": 4}, undeclared_flops=918e12)
+    time = step_time(module, find_collectives(module, mesh), links, {"dp_shard": 4}, {"si": 918e12})
     clock = 918e12 / 2**19  # 4 units of 256 x 256 multiply-adds
     assert time.matmuls == pytest.approx(5000 / clock)
     assert time.other == pytest.approx(7 * 1000 / clock)  # the loop has seven turns
