@@ -105,10 +105,10 @@ def _gather_backward(dtype: Any, _: None, grad: jax.Array) -> tuple[jax.Array]:
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def _norm(x_BTE: jax.Array, weight_E: jax.Array, eps: float) -> jax.Array:
-    x32_BTE = x_BTE.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(x32_BTE * x32_BTE, -1, keepdims=True) + eps)
-    return (x32_BTE * scale * weight_E.astype(jnp.float32)).astype(x_BTE.dtype)
+def _norm(x_ME: jax.Array, weight_E: jax.Array, eps: float) -> jax.Array:
+    x32_ME = x_ME.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(x32_ME * x32_ME, -1, keepdims=True) + eps)
+    return (x32_ME * scale * weight_E.astype(jnp.float32)).astype(x_ME.dtype)
 
 
 def _rope_tables(positions_BT: jax.Array, h: ScanHyperparameters) -> tuple[jax.Array, jax.Array]:
@@ -153,45 +153,61 @@ def _splash(q_BNTD: jax.Array, k_BKTD: jax.Array, v_BKTD: jax.Array, segments_BT
     return jax.vmap(kernel)(q_BNTD, k_BKTD, v_BKTD, segments)
 
 
-def _layer(x_BTE: jax.Array, shards: Params, rope: Any, segments_BT: jax.Array, h: ScanHyperparameters) -> jax.Array:
+def _layer(x_ME: jax.Array, shards: Params, rope: Any, segments_BT: jax.Array, h: ScanHyperparameters) -> jax.Array:
     p = {name: _gather(shard, h.compute_dtype) for name, shard in shards.items()}
-    batch, length, _ = x_BTE.shape
+    batch, length = segments_BT.shape
 
     def heads(x: jax.Array) -> jax.Array:
         return x.reshape(batch, length, -1, h.head_dim).swapaxes(1, 2)
 
     q_dim, kv_dim = h.num_heads * h.head_dim, h.num_kv_heads * h.head_dim
-    qkv = _norm(x_BTE, p["attention_norm"], h.norm_eps) @ p["qkv"]
+    qkv = _norm(x_ME, p["attention_norm"], h.norm_eps) @ p["qkv"]
     q, k, v = jnp.split(qkv, [q_dim, q_dim + kv_dim], axis=-1)
     q_BNTD = _rotate(heads(q), *rope) * h.head_dim**-0.5
     out_BNTD = _splash(q_BNTD, _rotate(heads(k), *rope), heads(v), segments_BT, h.interpret)
-    x_BTE = x_BTE + out_BNTD.swapaxes(1, 2).reshape(batch, length, q_dim) @ p["out"]
-    gate, up = jnp.split(_norm(x_BTE, p["feed_forward_norm"], h.norm_eps) @ p["gate_up"], 2, axis=-1)
-    return x_BTE + (jax.nn.silu(gate) * up) @ p["down"]
+    x_ME = x_ME + out_BNTD.swapaxes(1, 2).reshape(-1, q_dim) @ p["out"]
+    gate, up = jnp.split(_norm(x_ME, p["feed_forward_norm"], h.norm_eps) @ p["gate_up"], 2, axis=-1)
+    return x_ME + (jax.nn.silu(gate) * up) @ p["down"]
 
 
 def _loss_sum(params: Params, batch: Batch, h: ScanHyperparameters) -> jax.Array:
     """The sum of the cross-entropies of one device's labelled tokens (labels other than -100)."""
     rope, segments_BT = _rope_tables(batch["positions"], h), batch["segment_ids"]
-    x_BTE = _gather(params["embedding"], h.compute_dtype)[batch["tokens"]]
+    labels_M = batch["labels"].reshape(-1)
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
-    def body(x_BTE: jax.Array, shards: Params) -> tuple[jax.Array, None]:
-        return _layer(x_BTE, shards, rope, segments_BT, h), None
+    def body(x_ME: jax.Array, shards: Params) -> tuple[jax.Array, None]:
+        return _layer(x_ME, shards, rope, segments_BT, h), None
 
-    x_BTE, _ = lax.scan(body, x_BTE, params["layers"])
-    x_BTE = _norm(x_BTE, _gather(params["norm"], h.compute_dtype), h.norm_eps)
-    counted_BT = batch["labels"] != -100
-    losses_BT = _cross_entropy(
-        x_BTE, _gather(params["head"], h.compute_dtype), jnp.where(counted_BT, batch["labels"], 0)
-    )
-    return jnp.sum(jnp.where(counted_BT, losses_BT, 0.0))
+    x_ME = _gather(params["embedding"], h.compute_dtype)[batch["tokens"].reshape(-1)]
+    x_ME, _ = lax.scan(body, x_ME, params["layers"])
+    x_ME = _norm(x_ME, _gather(params["norm"], h.compute_dtype), h.norm_eps)
+    counted_M = labels_M != -100
+    losses_M = _cross_entropy(x_ME, _gather(params["head"], h.compute_dtype), jnp.where(counted_M, labels_M, 0))
+    return jnp.sum(jnp.where(counted_M, losses_M, 0.0))
 
 
-def _cross_entropy(x_BTE: jax.Array, head_EV: jax.Array, labels_BT: jax.Array) -> jax.Array:
-    logits_BTV = jnp.matmul(x_BTE, head_EV, preferred_element_type=jnp.float32)
-    chosen_BT = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
-    return jax.nn.logsumexp(logits_BTV, axis=-1) - chosen_BT
+@jax.custom_vjp
+def _cross_entropy(x_ME: jax.Array, head_EV: jax.Array, labels_M: jax.Array) -> jax.Array:
+    return _cross_entropy_forward(x_ME, head_EV, labels_M)[0]
+
+
+def _cross_entropy_forward(x_ME: jax.Array, head_EV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, Any]:
+    logits_MV = x_ME @ head_EV
+    normalizer_M = jax.nn.logsumexp(logits_MV.astype(jnp.float32), axis=-1)
+    chosen_M = jnp.take_along_axis(logits_MV, labels_M[:, None], axis=-1)[:, 0].astype(jnp.float32)
+    return normalizer_M - chosen_M, (x_ME, head_EV, logits_MV, normalizer_M, labels_M)
+
+
+def _cross_entropy_backward(saved: Any, grad_M: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x_ME, head_EV, logits_MV, normalizer_M, labels_M = saved
+    is_label_MV = lax.broadcasted_iota(jnp.int32, logits_MV.shape, 1) == labels_M[:, None]
+    probabilities_MV = jnp.exp(logits_MV.astype(jnp.float32) - normalizer_M[:, None])
+    grad_MV = ((probabilities_MV - is_label_MV) * grad_M[:, None]).astype(logits_MV.dtype)
+    return grad_MV @ head_EV.T, x_ME.T @ grad_MV, None
+
+
+_cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def _step(
