@@ -1,29 +1,18 @@
 """Capture: runs a step function on fake tensors as one rank of a fake world, and keeps what it did as a StepGraph."""
 
-import contextlib
 import dataclasses
-import os
-import sys
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.fx
 from torch import nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from titan.graph.dialect import DialectError, check_dialect, describe, graphs_of, group_argument, location, op_name
-from titan.graph.region import current_region
+from titan.graph.attribution import Attribution, attribute_backward
+from titan.graph.dialect import DialectError, check_dialect, describe, graphs_of, group_argument
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec, fake_world
@@ -82,7 +71,7 @@ def capture(
 
             def flat_step(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 old = dict(zip(state, leaves[: len(state)]))
-                with _Attribution(step) as attribution, attribution.hooks():
+                with Attribution(step.module, step.loss_module) as attribution, attribution.hooks():
                     new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :])))
                 _check_outputs(old, new, metrics)
                 metric_names[:] = list(metrics)
@@ -93,7 +82,7 @@ def capture(
                 module = make_fx(flat_step)(*inputs)
         axis_of_group = _axis_of_group(device_mesh)
     for graph in graphs_of(module):
-        _attribute_backward(graph)
+        attribute_backward(graph)
         _name_axes(graph, axis_of_group)
     for node, name in zip(module.graph.find_nodes(op="placeholder"), (*state, *batch), strict=True):
         node.meta["leaf"] = name
@@ -128,99 +117,6 @@ def _check_outputs(old: Tensors, new: Tensors, metrics: Tensors) -> None:
                 f"the step changed {name} from {tensor.dtype}{list(tensor.shape)} "
                 f"to {new[name].dtype}{list(new[name].shape)}"
             )
-
-
-class _Attribution(TorchDispatchMode):
-    """Labels each op with its region, module, source line and autograd sequence number as it is traced."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, step: StepFunction):
-        super().__init__()
-        self._step = step
-        self._stack: list[str] = []
-
-    @contextlib.contextmanager
-    def hooks(self) -> Iterator[None]:
-        def leave(*_) -> None:
-            self._stack.pop()
-
-        handles = []
-        for name, submodule in self._step.module.named_modules():
-            handles.append(submodule.register_forward_pre_hook(lambda *_, name=name: self._stack.append(name)))
-            handles.append(submodule.register_forward_hook(leave, always_call=True))
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        label = self._label()
-        with fx_traceback.annotate(label):
-            try:
-                return func(*args, **(kwargs or {}))
-            except (DataDependentOutputException, DynamicOutputShapeException) as error:
-                raise DialectError(
-                    f"{_where(func, label)}: its shape, or its result as a Python number, depends on values; a step "
-                    "has static shapes and chooses between values by torch.where"
-                ) from error
-            except AssertionError as error:  # FakeTensorMode's refusal of a real tensor
-                foreign = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) in (torch.Tensor, nn.Parameter)]
-                if not foreign:
-                    raise
-                raise DialectError(
-                    f"{_where(func, label)}: uses a tensor of shape {list(foreign[0].shape)} that the step neither "
-                    "takes nor computes; pass it in the state or the batch"
-                ) from error
-
-    def _label(self) -> dict[str, Any]:
-        node = torch._C._current_autograd_node()
-        in_backward = node is not None or torch._C._current_graph_task_id() != -1
-        in_loss = bool(self._step.loss_module) and self._step.loss_module in self._stack
-        return {
-            "region": "backward" if in_backward else "loss" if in_loss else current_region(),
-            "module_fqn": self._stack[-1] if self._stack else "",
-            "source": "" if in_backward else _source_line(),
-            # The number of the autograd node that this op differentiates, or that differentiates this op.
-            "sequence": torch.autograd._get_sequence_nr() - 1 if node is None else node._sequence_nr(),
-            "is_backward": in_backward,
-        }
-
-
-def _where(func: Any, label: dict[str, Any]) -> str:
-    return op_name(func) + location(label["module_fqn"], label["source"])
-
-
-_TORCH = os.path.dirname(torch.__file__) + os.sep
-
-
-def _source_line() -> str:
-    """The innermost line of code outside PyTorch and this file, as "file:line"."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        filename = frame.f_code.co_filename
-        if filename != __file__ and not filename.startswith((_TORCH, "<")):
-            return f"{filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
-
-
-def _attribute_backward(graph: torch.fx.Graph) -> None:
-    """Spreads the labels into `meta`; a backward op takes module and source of the op that it differentiates."""
-    forward: dict[int, dict] = {}
-    for node in graph.nodes:
-        label = node.meta.pop("custom", {})
-        if label and not label["is_backward"]:
-            # The first op under a sequence number created the autograd node; later ones were not differentiable.
-            forward.setdefault(label["sequence"], label)
-        origin = label
-        if label.get("is_backward"):
-            # Numbers without an op of their own are autograd functions around the next op.
-            origin = next((forward[n] for n in range(label["sequence"], label["sequence"] + 8) if n in forward), label)
-        node.meta["region"] = label.get("region", "")
-        node.meta["module_fqn"] = origin.get("module_fqn", "")
-        node.meta["source"] = origin.get("source", "")
 
 
 def _axis_of_group(mesh: DeviceMesh | None) -> dict[str, str]:

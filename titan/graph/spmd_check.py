@@ -1,6 +1,7 @@
 """The SPMD check: one program serves all ranks, and what is to be equal on all of them is."""
 
 import operator
+from collections.abc import Sequence
 
 import torch
 import torch.fx
@@ -25,8 +26,7 @@ def check_spmd(first: StepGraph, last: StepGraph) -> None:
 
     A metric or a piece of state that is laid out as replicated, but computed from what differs between ranks with no
     collective in between, has a reduction missing: its copies would drift apart without a sign. So the mesh axes along
-    which values may differ are followed from inputs to outputs. A loop is taken as a whole: collectives in its body
-    make nothing equal.
+    which values may differ are followed from inputs to outputs, and through loops until nothing new comes around.
 
     Raises:
       SpmdError: names the first node that differs, its module and source line, and how it differs; or the output, the
@@ -88,15 +88,8 @@ def _shapes(node: torch.fx.Node) -> object:
 
 
 def _check_replication(graph: StepGraph) -> None:
-    inputs = iter((*graph.state.values(), *graph.batch.values()))
-    varying: dict[torch.fx.Node, frozenset[str]] = {}
-    for node in graph.module.graph.nodes:
-        if node.op == "placeholder":
-            varying[node] = _sharded_axes(next(inputs), graph)
-        elif node.op == "call_function":
-            varying[node] = _after(node, frozenset().union(*(varying[used] for used in node.all_input_nodes)))
-        else:
-            varying[node] = frozenset()
+    inputs = [_sharded_axes(layout, graph) for layout in (*graph.state.values(), *graph.batch.values())]
+    varying = _follow(graph.module, inputs)
     outputs = [*(graph.state.items() if graph.updates_state else ()), *graph.metrics.items()]
     for (name, layout), node in zip(outputs, graph.module.graph.output_node().args[0], strict=True):
         for axis in sorted(varying[node] - _sharded_axes(layout, graph)):
@@ -104,6 +97,40 @@ def _check_replication(graph: StepGraph) -> None:
                 f"{name} is to be equal along mesh axis {axis} and may differ: {describe(node)} computes it from "
                 f"values that no collective over {axis} has made equal"
             )
+
+
+_Axes = frozenset[str]
+
+
+def _follow(module: torch.fx.GraphModule, inputs: Sequence[_Axes]) -> dict[torch.fx.Node, _Axes]:
+    """For each node the mesh axes along which its value may differ, given those of the graph's inputs."""
+    remaining = iter(inputs)
+    varying: dict[torch.fx.Node, _Axes] = {}
+    loops: dict[torch.fx.Node, list[_Axes]] = {}
+    for node in module.graph.nodes:
+        varying[node] = frozenset()
+        if node.op == "placeholder":
+            varying[node] = next(remaining)
+        elif node.target is torch.ops.higher_order.scan:
+            loops[node] = _around(module, node, varying)
+        elif node.target is operator.getitem and node.args[0] in loops:
+            varying[node] = loops[node.args[0]][node.args[1]]
+        elif node.op == "call_function":
+            varying[node] = _after(node, frozenset().union(*(varying[used] for used in node.all_input_nodes)))
+    return varying
+
+
+def _around(module: torch.fx.GraphModule, loop: torch.fx.Node, varying: dict[torch.fx.Node, _Axes]) -> list[_Axes]:
+    """The same for the results of a loop."""
+    body = operator.attrgetter(loop.args[0].target)(module)
+    carry, stacks, shared = ([varying[node] for node in nodes] for nodes in loop.args[1:])
+    while True:
+        inside = _follow(body, [*carry, *stacks, *shared])
+        results = [inside[node] for node in body.graph.output_node().args[0]]
+        wider = [before | after for before, after in zip(carry, results)]
+        if wider == carry:
+            return [*carry, *results[len(carry) :]]
+        carry = wider
 
 
 _EQUALISE = ("all_reduce", "all_gather_into_tensor", "broadcast")

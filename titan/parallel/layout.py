@@ -39,6 +39,20 @@ class TensorLayout:
             local[dim] //= num_shards
         return tuple(local)
 
+    def stacked(self, length: int) -> "TensorLayout":
+        """The layout of so many tensors of this one, stacked along a new first dim that no axis shards."""
+        return TensorLayout((length, *self.shape), self.dtype, tuple(_moved(p, 1) for p in self.placements))
+
+    def unstacked(self) -> "TensorLayout":
+        """The layout of one entry along the first dim.
+
+        Raises:
+          ValueError: an axis shards the first dim.
+        """
+        if any(p.is_shard(0) for p in self.placements):
+            raise ValueError(f"the first dim of {self} is sharded: no device has a whole entry's part")
+        return TensorLayout(self.shape[1:], self.dtype, tuple(_moved(p, -1) for p in self.placements))
+
     def axes_by_dim(self, mesh: MeshSpec) -> tuple[tuple[str, ...], ...]:
         """For each tensor dim the mesh axes that shard it, outermost first: the form of `jax.sharding.PartitionSpec`.
 
@@ -56,3 +70,7 @@ class TensorLayout:
             elif not isinstance(placement, Replicate):
                 raise ValueError(f"a tensor at rest is sharded or replicated, not {placement!r}")
         return tuple(tuple(names) for names in axes)
+
+
+def _moved(placement: Placement, offset: int) -> Placement:
+    return Shard(placement.dim + offset) if isinstance(placement, Shard) else placement

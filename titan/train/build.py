@@ -25,9 +25,17 @@ from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config, ParallelismConfig
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.runtime import CompileTarget, Runtime, State
-from titan.train.state import batch_layouts, eval_state_layouts, parameter_layouts, train_state_layouts
+from titan.train.stacks import Stacks
+from titan.train.state import (
+    PER_PARAMETER,
+    batch_layouts,
+    eval_state_layouts,
+    parameter_layouts,
+    train_state_layouts,
+)
 from titan.train.step import StepBuilder
 from titan.train.swaps.rules import swap_rules
+from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 
 PASSES = (no_ops, common_subexpressions, dead_code)
 
@@ -69,11 +77,14 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     check_hf(config)
     mesh = mesh_spec(config.parallelism)
     policy = sharding_policy(config.parallelism)
-    build_model = components(config).build
+    tree = components(config)
+    plan = init_plan(tree.build())
+    build_model = (with_scanned_layers(tree) if config.tpu_config.use_scan_layers else tree).build
     model = build_model()
-    parameters = parameter_layouts(model, mesh, policy)
+    stacks = Stacks(stacked_parameters(model))
+    parameters = parameter_layouts(model, mesh, policy, stacks)
     state = train_state_layouts(parameters, mesh)
-    runtime.prepare(mesh, state)
+    runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
         build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
     )
@@ -83,7 +94,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         config=config,
         runtime=runtime,
         mesh=mesh,
-        initial_state=functools.partial(_initial_state, config, runtime, init_plan(model)),
+        initial_state=functools.partial(_initial_state, config, runtime, plan),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
         eval_step=CompiledStep(
             "eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))

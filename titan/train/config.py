@@ -203,6 +203,11 @@ class TpuConfig:
         "What runs the captured graph: xla compiles it as one program, torch interprets it.",
         choices=("xla", "torch"),
     )
+    use_scan_layers: bool = option(
+        False,
+        "Run layers that repeat as a loop over their stacked weights: capture and compilation take as long for any "
+        "number of them.",
+    )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option(
         (),
@@ -359,7 +364,7 @@ class Config:
                     "leave it on, or add --tpu_config.executor=torch",
                 )
             return
-        for name in ("dump_graph", "disable_passes"):
+        for name in ("use_scan_layers", "dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
                 raise ConfigError(
                     f"tpu_config.{name}",

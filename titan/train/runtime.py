@@ -14,6 +14,7 @@ from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.stacks import Stacks
 
 State = Mapping[str, Any]
 """A run's state as its executor holds it: jax.Arrays, or this rank's tensors, by the names of `titan.train.state`."""
@@ -34,8 +35,8 @@ class CompileTarget(Protocol):
     device_kind: str
     passes: Sequence[Pass]
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Fixes the mesh of everything that follows, and what the state consists of."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> Executable:
         """Makes a captured step executable; adds the time that it took to the stages `lower` and `compile`."""
@@ -67,10 +68,10 @@ class Runtime(CompileTarget, Protocol):
         """The parameters as whole tensors on this host, by fully qualified name; every process must call it."""
 
     def abstract_state(self) -> dict[str, Any]:
-        """What a checkpoint is restored onto: a jax.ShapeDtypeStruct by name."""
+        """What a checkpoint is restored onto: a jax.ShapeDtypeStruct by name, layer by layer."""
 
     def to_arrays(self, state: State) -> dict[str, Any]:
-        """The state as the checkpoint stores it, in jax.Arrays; every process must call it."""
+        """The state as the checkpoint stores it, in jax.Arrays, layer by layer; every process must call it."""
 
     def from_arrays(self, arrays: Mapping[str, Any]) -> State:
         """The state from what a checkpoint gave."""

@@ -22,6 +22,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.runtime import CompileTarget
+from titan.train.stacks import Stacks
 from titan.train.swaps.refusals import kernel_refusals
 
 
@@ -63,8 +64,8 @@ class AotRuntime(CompileTarget):
         self.state_layouts: dict[str, TensorLayout] = {}
         self.dump = CompilerDump("", "", "", "")
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Keeps both."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Keeps mesh and layouts."""
         self.mesh = spec
         self.state_layouts = dict(layouts)
 

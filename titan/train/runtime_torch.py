@@ -23,6 +23,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.config import Config
 from titan.train.runtime import Runtime
+from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
 
 
@@ -56,12 +57,12 @@ class TorchRuntime(Runtime):
         self._compile_blocks = config.compile.enable
         self._device_mesh: DeviceMesh | None = None
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Fixes the mesh of everything that follows, and what the state consists of.
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks.
 
         The process group is started when the first step runs.
         """
-        self._spec, self._layouts = spec, dict(layouts)
+        self._spec, self._layouts, self._stacks = spec, dict(layouts), stacks
         # With a process group running nothing can be captured (see `fake_world`).
         self.captures_late = not spec.axis_names
 
@@ -91,33 +92,36 @@ class TorchRuntime(Runtime):
         state = {}
         for name, layout in self._layouts.items():
             if name.startswith(PARAMS):
-                fqn = name.removeprefix(PARAMS)
-                dtype = str(layout.dtype).removeprefix("torch.")
-                full = torch.from_numpy(np.array(sample(plan[fqn], seed, fqn, layout.shape, dtype)))
-                state[name] = local_shard(full, layout, self._spec, self.process_index)
+                state[name] = local_shard(
+                    self._sampled(name, layout, plan, seed), layout, self._spec, self.process_index
+                )
             else:
                 state[name] = torch.zeros(layout.local_shape(self._spec), dtype=layout.dtype)
         return state
 
+    def _sampled(self, name: str, layout: TensorLayout, plan: Mapping[str, Initializer], seed: int) -> torch.Tensor:
+        is_stack = name in self._stacks.members
+        shape, dtype = layout.shape[1:] if is_stack else layout.shape, str(layout.dtype).removeprefix("torch.")
+        parts = [part.removeprefix(PARAMS) for part in self._stacks.names(name)]
+        values = [torch.from_numpy(np.array(sample(plan[part], seed, part, shape, dtype))) for part in parts]
+        return torch.stack(values) if is_stack else values[0]
+
     def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """Parameters of the state from whole tensors: this rank's shards."""
+        names = [name for name in self._layouts if name.startswith(PARAMS)]
+        whole = self._stacks.stacked({f"{PARAMS}{fqn}": weight for fqn, weight in weights.items()}, names, torch.stack)
         return {
-            f"{PARAMS}{fqn}": local_shard(
-                weight.to(self._layouts[f"{PARAMS}{fqn}"].dtype),
-                self._layouts[f"{PARAMS}{fqn}"],
-                self._spec,
-                self.process_index,
+            name: local_shard(
+                weight.to(self._layouts[name].dtype), self._layouts[name], self._spec, self.process_index
             ).clone()
-            for fqn, weight in weights.items()
+            for name, weight in whole.items()
         }
 
     def host_parameters(self, state: Mapping[str, torch.Tensor]) -> Tensors:
         """The parameters as whole tensors, by fully qualified name; every process must call it."""
-        return {
-            name.removeprefix(PARAMS): self._whole(name, tensor)
-            for name, tensor in state.items()
-            if name.startswith(PARAMS)
-        }
+        whole = {name: self._whole(name, tensor) for name, tensor in state.items() if name.startswith(PARAMS)}
+        by_layer = self._stacks.unstacked(whole, lambda stack, turn: stack[turn])
+        return {name.removeprefix(PARAMS): tensor for name, tensor in by_layer.items()}
 
     def abstract_state(self) -> dict[str, Any]:
         """What a checkpoint is restored onto: every process reads all of it and keeps its shards."""
@@ -127,14 +131,17 @@ class TorchRuntime(Runtime):
 
         return {
             name: jax.ShapeDtypeStruct(layout.shape, array_dtype(layout.dtype))
-            for name, layout in self._layouts.items()
+            for name, layout in self._stacks.unstacked_layouts(self._layouts).items()
         }
 
     def to_arrays(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """The whole state as JAX arrays; every process must call it."""
         import jax.numpy as jnp
 
-        return {name: jnp.array(self._whole(name, tensor).numpy()) for name, tensor in state.items()}
+        whole = {name: self._whole(name, tensor).numpy() for name, tensor in state.items()}
+        return self._stacks.unstacked(
+            {name: jnp.array(array) for name, array in whole.items()}, lambda stack, turn: stack[turn]
+        )
 
     def _whole(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         if not self._spec.axis_names:
@@ -144,9 +151,11 @@ class TorchRuntime(Runtime):
 
     def from_arrays(self, arrays: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """This rank's shards of a restored state."""
+        by_layer = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
+        whole = self._stacks.stacked(by_layer, list(self._layouts), torch.stack)
         return {
-            name: local_shard(torch.from_numpy(np.array(array)), self._layouts[name], self._spec, self.process_index)
-            for name, array in arrays.items()
+            name: local_shard(tensor, self._layouts[name], self._spec, self.process_index)
+            for name, tensor in whole.items()
         }
 
     def read(self, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:

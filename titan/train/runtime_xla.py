@@ -23,6 +23,7 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.config import Config
 from titan.train.runtime import Runtime
+from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
 from titan.train.swaps.refusals import kernel_refusals
 
@@ -57,11 +58,13 @@ class XlaRuntime(Runtime):
         self.process_count = jax.process_count()
         self.device_kind = self._devices[0].device_kind
 
-    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout]) -> None:
-        """Fixes the mesh of everything that follows, and what the state consists of."""
+    def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
+        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
         self._spec = spec
         self._mesh: Mesh = jax_mesh(spec, self._devices)
         self._abstract = abstract_arrays(layouts, spec, self._mesh)
+        self._stacks = stacks
+        self._abstract_by_layer = abstract_arrays(stacks.unstacked_layouts(layouts), spec, self._mesh)
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
         """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
@@ -77,13 +80,17 @@ class XlaRuntime(Runtime):
 
     def initial_state(self, plan: Mapping[str, Initializer], seed: int) -> dict[str, jax.Array]:
         """Parameters by their initialisers and everything else zero, each shard made on its own device."""
-        abstract = self._abstract
+        abstract, stacks = self._abstract, self._stacks
+
+        def parameter(name: str, array: jax.ShapeDtypeStruct) -> jax.Array:
+            parts = [member.removeprefix(PARAMS) for member in stacks.names(name)]
+            shape = array.shape[1:] if name in stacks.members else array.shape
+            values = [sample(plan[part], seed, part, shape, array.dtype) for part in parts]
+            return jax.numpy.stack(values) if name in stacks.members else values[0]
 
         def make() -> dict[str, jax.Array]:
             return {
-                name: sample(plan[name.removeprefix(PARAMS)], seed, name.removeprefix(PARAMS), array.shape, array.dtype)
-                if name.startswith(PARAMS)
-                else jax.numpy.zeros(array.shape, array.dtype)
+                name: parameter(name, array) if name.startswith(PARAMS) else jax.numpy.zeros(array.shape, array.dtype)
                 for name, array in abstract.items()
             }
 
@@ -91,34 +98,56 @@ class XlaRuntime(Runtime):
 
     def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> dict[str, jax.Array]:
         """Parameters of the state from whole tensors on the host; each device gets its shard."""
+        names = [name for name in self._abstract if name.startswith(PARAMS)]
+        whole = self._stacks.stacked({f"{PARAMS}{fqn}": weight for fqn, weight in weights.items()}, names, torch.stack)
         placed = {}
-        for fqn, weight in weights.items():
-            abstract = self._abstract[f"{PARAMS}{fqn}"]
+        for name, weight in whole.items():
+            abstract = self._abstract[name]
             array = weight.to(torch.float32).numpy().astype(abstract.dtype)
-            placed[f"{PARAMS}{fqn}"] = jax.make_array_from_callback(
-                abstract.shape, abstract.sharding, array.__getitem__
-            )
+            placed[name] = jax.make_array_from_callback(abstract.shape, abstract.sharding, array.__getitem__)
         return placed
 
     def host_parameters(self, state: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
         """The parameters as whole tensors on this host, by fully qualified name."""
-        return {
-            name.removeprefix(PARAMS): torch.from_numpy(np.array(array))
-            for name, array in state.items()
-            if name.startswith(PARAMS)
-        }
+        whole = {name: np.array(array) for name, array in state.items() if name.startswith(PARAMS)}
+        by_layer = self._stacks.unstacked(whole, lambda stack, turn: stack[turn])
+        return {name.removeprefix(PARAMS): torch.from_numpy(array) for name, array in by_layer.items()}
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What a checkpoint is restored onto."""
-        return self._abstract
+        return self._abstract_by_layer
 
     def to_arrays(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The state as the checkpoint stores it."""
-        return dict(state)
+        """The state as the checkpoint stores it.
+
+        The parts of a stack are made in host memory where a device has memory of its own, which may have no room for a
+        second copy of the state.
+        """
+        memory = "pinned_host" if self._devices[0].platform != "cpu" else None
+        arrays = {}
+        for name, array in state.items():
+            members = self._stacks.members.get(name)
+            if members is None:
+                arrays[name] = array
+                continue
+            sharding = self._abstract_by_layer[members[0]].sharding
+            if memory:
+                sharding = sharding.with_memory_kind(memory)
+            arrays.update(zip(members, jax.jit(tuple, out_shardings=(sharding,) * len(members))(array)))
+        return arrays
 
     def from_arrays(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The state as the step takes it."""
-        return dict(arrays)
+        """The state as the step takes it. What becomes part of a stack is deleted: there may be no room for both."""
+        state = {}
+        for name, abstract in self._abstract.items():
+            parts = [arrays[member] for member in self._stacks.names(name)]
+            if name not in self._stacks.members:
+                state[name] = parts[0]
+                continue
+            state[name] = jax.jit(lambda *parts: jax.numpy.stack(parts), out_shardings=abstract.sharding)(*parts)
+            for part in parts:
+                part.delete()
+        return state
 
     def read(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Waits for a step's metrics and brings them to the host."""

@@ -10,12 +10,14 @@ from titan.core.data import packing
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
+from titan.train.stacks import Stacks
 
 PARAMS = "params/"
 EXP_AVG = "exp_avg/"
 EXP_AVG_SQ = "exp_avg_sq/"
 STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
+PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
 BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 LEARNING_RATE = "learning_rate"
@@ -23,17 +25,23 @@ LEARNING_RATE = "learning_rate"
 IGNORED_LABEL = packing.IGNORED_LABEL
 
 
-def parameter_layouts(model: nn.Module, mesh: MeshSpec, policy: ShardingPolicy) -> dict[str, TensorLayout]:
-    """Fully qualified name to layout, in the model's own order."""
-    return {
+def parameter_layouts(
+    model: nn.Module, mesh: MeshSpec, policy: ShardingPolicy, stacks: Stacks = Stacks()
+) -> dict[str, TensorLayout]:
+    """Fully qualified name to layout, in the model's own order; a stack is sharded as each of its parts would be."""
+    layouts = {
         name: TensorLayout(tuple(weight.shape), weight.dtype, fsdp_placements(tuple(weight.shape), mesh, policy))
         for name, weight in model.named_parameters()
+    }
+    return {
+        name: layout.stacked(len(stacks.members[name])) if name in stacks.members else layout
+        for name, layout in layouts.items()
     }
 
 
 def train_state_layouts(parameters: dict[str, TensorLayout], mesh: MeshSpec) -> dict[str, TensorLayout]:
     """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates."""
-    layouts = {f"{kind}{name}": layout for kind in (PARAMS, EXP_AVG, EXP_AVG_SQ) for name, layout in parameters.items()}
+    layouts = {f"{kind}{name}": layout for kind in PER_PARAMETER for name, layout in parameters.items()}
     counter = TensorLayout((), torch.int32, replicated(mesh))
     return {**layouts, STEP: counter, SKIPPED_STEPS: counter}
 

@@ -13,6 +13,7 @@ import torch
 from torch.fx.node import map_arg
 
 from titan.graph.dialect import describe
+from titan.graph.lowering.control_flow import find_reversed_scans, reversed_scan
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
 from titan.graph.lowering.kernels import find_lowering
 from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
@@ -47,7 +48,13 @@ def lower(
     """
     graph = graph_module.graph
     _check_all_supported(graph)
-    constants = {node: _constant(graph_module, node) for node in graph.nodes if node.op == "get_attr"}
+    constants, bodies = {}, {}
+    for node in graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(node.target)(graph_module)
+        if isinstance(value, torch.fx.GraphModule):
+            bodies[node] = lower(value, matmul_precision=matmul_precision, target=target)
+        else:
+            constants[node] = _constant(node, value)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     placeholder_metas = [_metas(node) for node in placeholders]
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
@@ -56,7 +63,7 @@ def lower(
     def run(*arrays: jax.Array) -> tuple[Any, ...]:
         if len(arrays) != len(placeholders):
             raise LoweringError(f"the graph takes {len(placeholders)} arrays and was called with {len(arrays)}")
-        values: dict[torch.fx.Node, Any] = {}
+        values: dict[torch.fx.Node, Any] = dict(bodies)
         for node, metas, array in zip(placeholders, placeholder_metas, arrays, strict=True):
             _check_argument(node, metas, array)
             values[node] = array
@@ -129,6 +136,7 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
     dead_after = collections.defaultdict(list)
     for used, user in last_use.items():
         dead_after[user].append(used)
+    reversed_scans, flips = find_reversed_scans(graph)
     steps = []
     for node in graph.nodes:
         if node.op != "call_function":
@@ -136,6 +144,10 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
         function, context = None, None
         if node.target is not operator.getitem:
             function = find_lowering(overload_name(node.target))
+            if node in reversed_scans:
+                function = reversed_scan
+            elif node in flips:
+                function = _as_it_is
             context = LoweringContext(
                 out=_metas(node),
                 matmul_precision=matmul_precision,
@@ -147,6 +159,10 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
         unused = () if node in last_use else (node,)
         steps.append(_Step(node, function, context, tuple(dead_after[node]) + unused))
     return steps
+
+
+def _as_it_is(ctx: LoweringContext, tensor: jax.Array, *_: Any) -> jax.Array:
+    return tensor
 
 
 def _check_all_supported(graph: torch.fx.Graph) -> None:
@@ -165,8 +181,7 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
         raise LoweringError("ops without a lowering (add one in titan/graph/lowering):\n  " + "\n  ".join(lines))
 
 
-def _constant(graph_module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    value = operator.attrgetter(node.target)(graph_module)
+def _constant(node: torch.fx.Node, value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or isinstance(value, torch._subclasses.FakeTensor):
         raise LoweringError(
             f"node {node.name}: the constant {node.target} is a {type(value).__name__}, not a tensor with values"

@@ -100,4 +100,6 @@ def overload_name(target: Any) -> str:
     """The table's name for an FX call target: `aten.add.Tensor` for `torch.ops.aten.add.Tensor`."""
     if isinstance(target, torch._ops.OpOverload):
         return f"{target.namespace}.{target._opname}.{target._overloadname}"
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return f"higher_order.{target.name()}.default"
     return getattr(target, "__name__", str(target))

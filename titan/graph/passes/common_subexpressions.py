@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import torch
 import torch.fx
 
-from titan.graph.dialect import argument_key, draws_random_numbers
+from titan.graph.dialect import argument_key, draws_random_numbers, graphs_of
 from titan.graph.step_graph import StepGraph
 
 
@@ -15,15 +15,21 @@ def common_subexpressions(graph: StepGraph) -> StepGraph:
     Collectives are left alone: gathering a weight once more instead of holding it is a choice of memory policy.
     """
     graph = graph.copy()
+    for fx_graph in graphs_of(graph.module):
+        merge_equal(fx_graph)
+    return graph
+
+
+def merge_equal(fx_graph: torch.fx.Graph) -> None:
+    """The same for one graph, in place."""
     first: dict[Hashable, torch.fx.Node] = {}
-    for node in list(graph.module.graph.nodes):
+    for node in list(fx_graph.nodes):
         if node.op != "call_function" or not _may_merge(node):
             continue
         kept = first.setdefault((node.target, argument_key(node.args), argument_key(node.kwargs)), node)
         if kept is not node:
             node.replace_all_uses_with(kept)
-            graph.module.graph.erase_node(node)
-    return graph
+            fx_graph.erase_node(node)
 
 
 def _may_merge(node: torch.fx.Node) -> bool:

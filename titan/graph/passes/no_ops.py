@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 import torch.fx
 
+from titan.graph.dialect import graphs_of
 from titan.graph.step_graph import StepGraph
 
 aten = torch.ops.aten
@@ -17,16 +18,20 @@ def no_ops(graph: StepGraph) -> StepGraph:
     transposition of a transposition, a view of a view, and a power of one, which autograd emits for squares.
     """
     graph = graph.copy()
-    for node in list(graph.module.graph.nodes):
-        if node.op != "call_function" or node.target not in _RULES:
-            continue
-        if node.target is aten.view.default and _is_view(node.args[0]):
-            node.update_arg(0, node.args[0].args[0])
-        source = _RULES[node.target](node)
-        if source is not None and _same_tensor(source, node):
-            node.replace_all_uses_with(source)
-            graph.module.graph.erase_node(node)
+    for fx_graph in graphs_of(graph.module):
+        for node in list(fx_graph.nodes):
+            if node.op == "call_function" and node.target in _RULES:
+                _simplify(node)
     return graph
+
+
+def _simplify(node: torch.fx.Node) -> None:
+    if node.target is aten.view.default and _is_view(node.args[0]):
+        node.update_arg(0, node.args[0].args[0])
+    source = _RULES[node.target](node)
+    if source is not None and _same_tensor(source, node):
+        node.replace_all_uses_with(source)
+        node.graph.erase_node(node)
 
 
 def _same_tensor(a: torch.fx.Node, b: torch.fx.Node) -> bool:

@@ -7,7 +7,7 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from titan.graph.dialect import check_dialect, describe
+from titan.graph.dialect import check_dialect, describe, graphs_of
 from titan.graph.step_graph import StepGraph
 
 Pass = Callable[[StepGraph], StepGraph]
@@ -68,16 +68,17 @@ def run_passes(
 
 
 def _snapshot(graph: StepGraph) -> list[tuple[object, ...]]:
-    return [(node, node.target, node.args, node.kwargs) for node in graph.module.graph.nodes]
+    return [(node, node.target, node.args, node.kwargs) for part in graphs_of(graph.module) for node in part.nodes]
 
 
 def _check(before: StepGraph, after: StepGraph, name: str) -> None:
-    after.module.graph.lint()
     check_dialect(after.module)
-    for node in after.module.graph.nodes:
-        missing = [key for key in ("val", "region", "module_fqn", "source") if key not in node.meta]
-        if node.op == "call_function" and missing:
-            raise ValueError(f"pass {name} made {describe(node)} without meta {', '.join(missing)}")
+    for part in graphs_of(after.module):
+        part.lint()
+        for node in part.nodes:
+            missing = [key for key in ("val", "region", "module_fqn", "source") if key not in node.meta]
+            if node.op == "call_function" and missing:
+                raise ValueError(f"pass {name} made {describe(node)} without meta {', '.join(missing)}")
     if dataclasses.replace(after, module=before.module) != before:
         raise ValueError(f"pass {name} changed what the graph says of its mesh, state, batch or metrics")
     inputs, outputs = ([ends(graph) for graph in (before, after)] for ends in (_inputs, _outputs))
