@@ -120,6 +120,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
             compiled_flops=program_flops(module, splash_flops(config)) * mesh.num_devices if module else None,
             hbm_bytes=cost.get("bytes accessed"),
             kernels=count_kernels(module) if module else {},
+            stablehlo_bytes=dump.stablehlo_bytes,
         ),
         modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),

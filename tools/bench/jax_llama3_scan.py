@@ -1,9 +1,14 @@
 """A Llama 3 training step of full size written by hand in JAX: the peer of titan's scanned and recomputed step.
 
-It imports nothing of titan. Layers are stacked and run by `lax.scan`, each recomputed in the backward pass
-(`jax.checkpoint`, only the layer's input is kept); attention is JAX's splash kernel. Parameters and moments are float32,
-sharded over all devices along one dim (FSDP by `shard_map`): a layer's weights are gathered in bfloat16 inside the
-loop's body, and gradients are reduce-scattered in float32.
+It imports nothing of titan. Layers are stacked and run by `lax.scan`, each recomputed in the backward pass from its
+input (`jax.checkpoint`); attention is JAX's splash kernel. Parameters and moments are float32, sharded over all devices
+along one dim (FSDP by `shard_map`): a layer's weights are gathered in bfloat16 inside the loop's body, and gradients
+are reduce-scattered in float32.
+
+What was tried, compiled with libtpu 0.0.42 for Llama 3 8B on v6e-2x4, 8 sequences of 4096 tokens (GiB of a device at
+the peak, modelled seconds of a step by titan's model):
+
+TABLE
 
 Shapes: B batch of one device, T tokens, M = B T, E model dim, N query heads, K key/value heads, D head dim, H half of
 it, F inner dim of the feed-forward block, V vocabulary, L layers.
@@ -25,6 +30,17 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tools.bench.jax_llama3 import Batch, Hyperparameters, Params, TrainState, update
 
 AXIS = "fsdp"
+_NAMES = {
+    "attention_norm": "attention_norm",
+    "q": "attention.wq",
+    "k": "attention.wk",
+    "v": "attention.wv",
+    "out": "attention.wo",
+    "feed_forward_norm": "feed_forward_norm",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+}
 BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 
 
@@ -52,10 +68,13 @@ def parameter_shapes(h: ScanHyperparameters) -> Params:
     q_dim, kv_dim = h.num_heads * h.head_dim, h.num_kv_heads * h.head_dim
     layer = {
         "attention_norm": (h.dim,),
-        "qkv": (h.dim, q_dim + 2 * kv_dim),
+        "q": (h.dim, q_dim),
+        "k": (h.dim, kv_dim),
+        "v": (h.dim, kv_dim),
         "out": (q_dim, h.dim),
         "feed_forward_norm": (h.dim,),
-        "gate_up": (h.dim, 2 * h.ffn_dim),
+        "gate": (h.dim, h.ffn_dim),
+        "up": (h.dim, h.ffn_dim),
         "down": (h.ffn_dim, h.dim),
     }
     return {
@@ -69,20 +88,12 @@ def parameter_shapes(h: ScanHyperparameters) -> Params:
 def stacked_params(named: Mapping[str, np.ndarray], num_layers: int) -> Params:
     """The pytree of the model from weights by fully qualified name, where matrices are [out, in]."""
 
-    def stacked(*names: str) -> np.ndarray:
-        layers = [[named[f"layers.{index}.{name}.weight"].T for name in names] for index in range(num_layers)]
-        return np.stack([np.concatenate(parts, axis=-1) for parts in layers])
+    def stacked(name: str) -> np.ndarray:
+        return np.stack([named[f"layers.{index}.{name}.weight"].T for index in range(num_layers)])
 
     return {
         "embedding": named["embedding.weight"],
-        "layers": {
-            "attention_norm": stacked("attention_norm"),
-            "qkv": stacked("attention.wq", "attention.wk", "attention.wv"),
-            "out": stacked("attention.wo"),
-            "feed_forward_norm": stacked("feed_forward_norm"),
-            "gate_up": stacked("feed_forward.w1", "feed_forward.w3"),
-            "down": stacked("feed_forward.w2"),
-        },
+        "layers": {ours: stacked(name) for ours, name in _NAMES.items()},
         "norm": named["norm.weight"],
         "head": named["head.weight"].T,
     }
@@ -105,10 +116,10 @@ def _gather_backward(dtype: Any, _: None, grad: jax.Array) -> tuple[jax.Array]:
 _gather.defvjp(_gather_forward, _gather_backward)
 
 
-def _norm(x_ME: jax.Array, weight_E: jax.Array, eps: float) -> jax.Array:
-    x32_ME = x_ME.astype(jnp.float32)
-    scale = lax.rsqrt(jnp.mean(x32_ME * x32_ME, -1, keepdims=True) + eps)
-    return (x32_ME * scale * weight_E.astype(jnp.float32)).astype(x_ME.dtype)
+def _norm(x_BTE: jax.Array, weight_E: jax.Array, eps: float) -> jax.Array:
+    x32_BTE = x_BTE.astype(jnp.float32)
+    scale = lax.rsqrt(jnp.mean(x32_BTE * x32_BTE, -1, keepdims=True) + eps)
+    return (x32_BTE * scale * weight_E.astype(jnp.float32)).astype(x_BTE.dtype)
 
 
 def _rope_tables(positions_BT: jax.Array, h: ScanHyperparameters) -> tuple[jax.Array, jax.Array]:
@@ -153,35 +164,34 @@ def _splash(q_BNTD: jax.Array, k_BKTD: jax.Array, v_BKTD: jax.Array, segments_BT
     return jax.vmap(kernel)(q_BNTD, k_BKTD, v_BKTD, segments)
 
 
-def _layer(x_ME: jax.Array, shards: Params, rope: Any, segments_BT: jax.Array, h: ScanHyperparameters) -> jax.Array:
+def _layer(x_BTE: jax.Array, shards: Params, rope: Any, segments_BT: jax.Array, h: ScanHyperparameters) -> jax.Array:
     p = {name: _gather(shard, h.compute_dtype) for name, shard in shards.items()}
-    batch, length = segments_BT.shape
+    batch, length, _ = x_BTE.shape
 
     def heads(x: jax.Array) -> jax.Array:
         return x.reshape(batch, length, -1, h.head_dim).swapaxes(1, 2)
 
-    q_dim, kv_dim = h.num_heads * h.head_dim, h.num_kv_heads * h.head_dim
-    qkv = _norm(x_ME, p["attention_norm"], h.norm_eps) @ p["qkv"]
-    q, k, v = jnp.split(qkv, [q_dim, q_dim + kv_dim], axis=-1)
-    q_BNTD = _rotate(heads(q), *rope) * h.head_dim**-0.5
-    out_BNTD = _splash(q_BNTD, _rotate(heads(k), *rope), heads(v), segments_BT, h.interpret)
-    x_ME = x_ME + out_BNTD.swapaxes(1, 2).reshape(-1, q_dim) @ p["out"]
-    gate, up = jnp.split(_norm(x_ME, p["feed_forward_norm"], h.norm_eps) @ p["gate_up"], 2, axis=-1)
-    return x_ME + (jax.nn.silu(gate) * up) @ p["down"]
+    y_BTE = _norm(x_BTE, p["attention_norm"], h.norm_eps)
+    q_BNTD = _rotate(heads(y_BTE @ p["q"]), *rope) * h.head_dim**-0.5
+    k_BKTD, v_BKTD = _rotate(heads(y_BTE @ p["k"]), *rope), heads(y_BTE @ p["v"])
+    out_BNTD = _splash(q_BNTD, k_BKTD, v_BKTD, segments_BT, h.interpret)
+    x_BTE = x_BTE + out_BNTD.swapaxes(1, 2).reshape(batch, length, -1) @ p["out"]
+    y_BTE = _norm(x_BTE, p["feed_forward_norm"], h.norm_eps)
+    return x_BTE + (jax.nn.silu(y_BTE @ p["gate"]) * (y_BTE @ p["up"])) @ p["down"]
 
 
 def _loss_sum(params: Params, batch: Batch, h: ScanHyperparameters) -> jax.Array:
     """The sum of the cross-entropies of one device's labelled tokens (labels other than -100)."""
     rope, segments_BT = _rope_tables(batch["positions"], h), batch["segment_ids"]
-    labels_M = batch["labels"].reshape(-1)
 
     @functools.partial(jax.checkpoint, policy=jax.checkpoint_policies.nothing_saveable, prevent_cse=False)
-    def body(x_ME: jax.Array, shards: Params) -> tuple[jax.Array, None]:
-        return _layer(x_ME, shards, rope, segments_BT, h), None
+    def body(x_BTE: jax.Array, shards: Params) -> tuple[jax.Array, None]:
+        return _layer(x_BTE, shards, rope, segments_BT, h), None
 
-    x_ME = _gather(params["embedding"], h.compute_dtype)[batch["tokens"].reshape(-1)]
-    x_ME, _ = lax.scan(body, x_ME, params["layers"])
-    x_ME = _norm(x_ME, _gather(params["norm"], h.compute_dtype), h.norm_eps)
+    x_BTE = _gather(params["embedding"], h.compute_dtype)[batch["tokens"]]
+    x_BTE, _ = lax.scan(body, x_BTE, params["layers"])
+    x_ME = _norm(x_BTE, _gather(params["norm"], h.compute_dtype), h.norm_eps).reshape(-1, h.dim)
+    labels_M = batch["labels"].reshape(-1)
     counted_M = labels_M != -100
     losses_M = _cross_entropy(x_ME, _gather(params["head"], h.compute_dtype), jnp.where(counted_M, labels_M, 0))
     return jnp.sum(jnp.where(counted_M, losses_M, 0.0))

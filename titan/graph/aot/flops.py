@@ -46,7 +46,7 @@ def _dot(instruction: Instruction, lhs: Array, rhs: Array) -> float:
 
 
 def _convolution(instruction: Instruction, lhs: Array, rhs: Array) -> float:
-    """Taps that fall on padding or between dilated elements count nothing: XLA:TPU writes batched products with them."""
+    """Taps that fall on padding or between dilated elements do not count: XLA:TPU writes batched products with them."""
     lhs_labels, rhs_labels, out_labels = _LABELS.search(instruction.attributes).groups()
     out = dict(zip(out_labels, instruction.arrays[0].dims, strict=True))
     left, right = dict(zip(lhs_labels, lhs.dims, strict=True)), dict(zip(rhs_labels, rhs.dims, strict=True))

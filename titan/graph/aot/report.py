@@ -73,12 +73,14 @@ class Compute:
       hbm_bytes: memory traffic of one device by XLA's cost analysis, which counts a loop's body once; None of a program
         that does not fit.
       kernels: Mosaic kernels by name, how often each is called.
+      stablehlo_bytes: size of the program as it was given to the compiler, in text.
     """
 
     model_flops: float
     compiled_flops: float | None
     hbm_bytes: float | None
     kernels: dict[str, int]
+    stablehlo_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
