@@ -11,6 +11,7 @@ program could not serve them all. `fsdp_placements` takes the first dim that the
 that has none.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Iterable
@@ -20,6 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
+from torch.fx import traceback as fx_traceback
 
 from titan.parallel.mesh import MeshSpec
 
@@ -84,13 +86,14 @@ class _ReadWeight(torch.autograd.Function):
         ctx.placements = weight.placements
         ctx.shape, ctx.stride = weight.shape, weight.stride()
         ctx.policy = policy
-        if policy.gather_dtype is not None:
-            weight = weight.to(policy.gather_dtype)
         replicated = [
             Replicate() if name in policy.data_axes else placement
             for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
         ]
-        full = weight.redistribute(placements=replicated).to_local()
+        with _in_capture_as_gather():
+            if policy.gather_dtype is not None:
+                weight = weight.to(policy.gather_dtype)
+            full = weight.redistribute(placements=replicated).to_local()
         # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the
         # graph.
         return full.detach()
@@ -114,6 +117,13 @@ class _ReadWeight(torch.autograd.Function):
             reduced = reduced.redistribute(placements=placements)
         reduced = reduced.to(ctx.weight_dtype)
         return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None
+
+
+def _in_capture_as_gather() -> contextlib.AbstractContextManager:
+    """Where PyTorch traces a graph, its ops are marked: a parameter may be gathered again rather than kept."""
+    if fx_traceback.has_preserved_node_meta():
+        return fx_traceback.annotate({"parameter_gather": True})
+    return contextlib.nullcontext()
 
 
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:

@@ -15,8 +15,10 @@ from titan.core.init import Initializer, init_plan
 from titan.graph.capture import StepFunction, capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
+from titan.graph.passes.memory_policy import memory_policy_pass
+from titan.graph.passes.memory_rules import parse_memory_policy
 from titan.graph.passes.no_ops import no_ops
-from titan.graph.passes.pipeline import run_passes
+from titan.graph.passes.pipeline import Pass, run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -36,8 +38,6 @@ from titan.train.state import (
 from titan.train.step import StepBuilder
 from titan.train.swaps.rules import swap_rules
 from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
-
-PASSES = (no_ops, common_subexpressions, dead_code)
 
 
 @dataclasses.dataclass
@@ -108,6 +108,16 @@ def components(config: Config) -> Any:
     return rewrite(config.model.components(), swap_rules(config))
 
 
+def graph_passes(config: Config) -> tuple[Pass, ...]:
+    """The passes of every executor, in order."""
+    policy = memory_policy_pass(
+        parse_memory_policy(config.compile.memory_policy),
+        reshard=config.parallelism.reshard_after_forward,
+        prefetch=config.compile.offload_prefetch,
+    )
+    return no_ops, common_subexpressions, dead_code, policy
+
+
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     """The mesh of a resolved configuration, replicas outermost: they communicate least."""
     sizes = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
@@ -150,7 +160,7 @@ def _compile(
     dump_folder = (
         pathlib.Path(config.tpu_config.dump_graph, make_step.__name__) if config.tpu_config.dump_graph else None
     )
-    passes = (*PASSES, *runtime.passes)
+    passes = (*graph_passes(config), *runtime.passes)
     disabled = {step.__name__ for step in passes}.intersection(config.tpu_config.disable_passes)
     graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
     seconds["capture"] += captured_at - start

@@ -13,6 +13,7 @@ from titan.core.data.config import DataConfig, TokenizerConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
+from titan.graph.passes.memory_rules import parse_memory_policy
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
@@ -106,6 +107,10 @@ class ParallelismConfig:
         "Dtype in which parameters are gathered and used, on one device too. Empty: that of the parameter.",
         choices=("", "float32", "bfloat16"),
     )
+    reshard_after_forward: bool = option(
+        True,
+        "Gather the parameters of layers again for the backward pass. false: keep them gathered from the forward on.",
+    )
     reduce_dtype: str = option(
         "float32", "Dtype in which gradients are summed over devices.", choices=("float32", "bfloat16")
     )
@@ -183,10 +188,24 @@ class CompileConfig:
         "~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache."
     )
 
+    memory_policy: str = option(
+        "none",
+        "What the backward pass needs of the forward: none keeps it all, full each layer's input, selective those and "
+        "results of matmuls, attention and collectives, offload the inputs in host memory. Then rules, "
+        "MODULE[::KIND]=save|recompute|offload, as layers.*::attention=save; the last that matches counts.",
+    )
+    offload_prefetch: int = option(
+        1, "Layers ahead of the one that needs it at which an offloaded value is fetched.", minimum=0
+    )
+
     def validate(self) -> None:
-        """Raises ConfigError for a folder that cannot be written."""
+        """Raises ConfigError for a folder that cannot be written, and what is no policy."""
         if self.cache_folder:
             check_writable_folder("compile.cache_folder", self.cache_folder)
+        try:
+            parse_memory_policy(self.memory_policy)
+        except ValueError as error:
+            raise ConfigError("compile.memory_policy", str(error), "see --helpfull") from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +231,7 @@ class TpuConfig:
     disable_passes: tuple[str, ...] = option(
         (),
         "Graph passes to leave out.",
-        choices=("no_ops", "common_subexpressions", "dead_code", "cross_entropy_backward"),
+        choices=("no_ops", "common_subexpressions", "dead_code", "memory_policy", "cross_entropy_backward"),
     )
     num_virtual_devices: int = option(
         2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1

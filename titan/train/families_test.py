@@ -20,7 +20,7 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.build import PASSES
+from titan.train.build import graph_passes
 from titan.train.config import Config, OptimizerConfig
 from titan.train.hf_weights import check_hf
 from titan.train.state import EXP_AVG, LEARNING_RATE, PARAMS, batch_layouts, parameter_layouts, train_state_layouts
@@ -93,7 +93,7 @@ def captured(family: str, mesh: MeshSpec) -> StepGraph:
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
-    return run_passes(graph, PASSES)[0]
+    return run_passes(graph, graph_passes(Config()))[0]
 
 
 @functools.cache

@@ -62,13 +62,18 @@ def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank
 
 
 def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphModule:
-    """The graph with the names of running process groups in place of mesh axes."""
+    """The graph with the names of running process groups in place of mesh axes, and without transfers."""
     running = MeshSpec(tuple(device_mesh.mesh_dim_names), tuple(device_mesh.shape)) if device_mesh else MeshSpec((), ())
     if running != graph.mesh:
         raise ValueError(f"the step was captured for the mesh {graph.mesh}, and the running mesh is {running}")
     module = graph.copy().module
     for part in graphs_of(module):
-        for node in part.nodes:
+        for node in list(part.nodes):
+            if getattr(node.target, "namespace", "") == "ao":
+                # On the CPU, where this runs, host memory is all there is.
+                node.replace_all_uses_with(node.args[0])
+                part.erase_node(node)
+                continue
             position = group_argument(node)
             if position is not None:
                 node.update_arg(position, device_mesh.get_group(node.args[position]).group_name)

@@ -1,0 +1,117 @@
+"""What the values of a forward pass are, and what a memory policy does with each."""
+
+import operator
+from collections.abc import Iterable
+
+import torch
+import torch.fx
+
+from titan.graph.dialect import op_name
+from titan.graph.passes.memory_rules import MemoryPolicy
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.expand.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.slice.Tensor,
+    aten.select.int,
+    aten.alias.default,
+    aten.detach.default,
+}
+_MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_mm", "convolution")
+
+
+def block_of(module_fqn: str) -> str:
+    """The layer that a module is part of: its path up to the first segment that is no name (`3`, `*`); "" if none."""
+    segments = module_fqn.split(".")
+    for index, segment in enumerate(segments):
+        if segment and not segment.isidentifier():
+            return ".".join(segments[: index + 1])
+    return ""
+
+
+def is_forward(node: torch.fx.Node) -> bool:
+    """Whether an op belongs to the forward pass, the loss included."""
+    return node.op == "call_function" and node.meta.get("region") in ("forward", "loss")
+
+
+def is_free(node: torch.fx.Node) -> bool:
+    """Whether an op costs nothing to do again: a view, or a constant."""
+    return node.op == "call_function" and (node.target in _VIEWS or not node.all_input_nodes)
+
+
+def actions(nodes: Iterable[torch.fx.Node], policy: MemoryPolicy, *, reshard: bool) -> dict[torch.fx.Node, str]:
+    """What to do with the value of each forward op, should the backward pass need it: save, recompute or offload.
+
+    Views and constants are always made again. An op with several results is made again if one of them is; what is saved
+    or offloaded are the results. A layer's parameters are gathered again or kept whatever the rules say; those outside
+    of layers, of the head for one, are kept, since the forward pass ends and the backward pass begins with them.
+
+    Args:
+      nodes: the forward ops of one graph, and inputs that stand for what a layer is given.
+      policy: the rules.
+      reshard: gather the parameters of layers again.
+    """
+    nodes = list(nodes)
+    layer_inputs = _layer_inputs(nodes)
+    found = {}
+    for node in nodes:
+        if isinstance(node.meta["val"], torch.Tensor):
+            found[node] = _action(node, layer_inputs.get(node, ""), policy, reshard)
+        else:
+            found[node] = "recompute"
+    return found
+
+
+def _action(node: torch.fx.Node, given_to: str, policy: MemoryPolicy, reshard: bool) -> str:
+    maker = node.args[0] if node.target is operator.getitem else node
+    if maker.target is torch.ops.higher_order.scan:
+        return "save"
+    if given_to:
+        return policy.action(given_to, "input", in_layer=True)
+    if is_free(node):
+        return "recompute"
+    fqn = maker.meta.get("module_fqn", "")
+    in_layer = bool(block_of(fqn))
+    if maker.meta.get("parameter_gather"):
+        return "recompute" if reshard and in_layer else "save"
+    return policy.action(fqn, _kind(maker), in_layer=in_layer)
+
+
+def _kind(node: torch.fx.Node) -> str | None:
+    namespace, name = op_name(node.target).split(".")[:2] if "." in op_name(node.target) else ("", "")
+    if namespace == "_c10d_functional":
+        return "collective"
+    if "attention" in name:
+        return "attention"
+    if name in _MATMULS or "matmul" in name:
+        return "matmul"
+    return None
+
+
+def _layer_inputs(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, str]:
+    """Values that one layer is given by another, or by what comes before all layers, with the layer that is given them.
+
+    What all layers share, such as a mask, is given to several and is not meant.
+    """
+    found = {}
+    for node in nodes:
+        own = block_of(node.meta.get("module_fqn", ""))
+        users = {block_of(user.meta.get("module_fqn", "")) for user in node.users if is_forward(user)}
+        if len(users - {own, ""}) == 1 and isinstance(node.meta["val"], torch.Tensor):
+            source = node
+            while is_free(source) and source.all_input_nodes:
+                source = source.all_input_nodes[0]
+            if source.meta["val"].is_floating_point() and not source.meta.get("parameter_gather"):
+                found[source] = (users - {own, ""}).pop()
+    return found

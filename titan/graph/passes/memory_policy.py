@@ -1,0 +1,135 @@
+"""The memory policy: which values of the forward pass wait for the backward pass, where, and which are made again."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+
+import torch
+import torch.fx
+
+from titan.graph.passes.activations import actions, block_of, is_forward
+from titan.graph.passes.added_ops import add_barrier, add_offload, add_reload
+from titan.graph.passes.dead_code import remove_unused
+from titan.graph.passes.loop_memory import apply_to_loops
+from titan.graph.passes.memory_rules import MemoryPolicy
+from titan.graph.passes.pipeline import Pass
+from titan.graph.step_graph import StepGraph
+
+
+def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) -> Pass:
+    """The pass that applies a policy.
+
+    A value to be recomputed is made again from the nearest values that are kept, right before the part of the backward
+    pass that needs it: the ops in between are duplicated, behind a barrier that holds them back until the gradient has
+    come that far. A value to be offloaded is moved to host memory after it is made, and back before it is needed. A
+    loop over layers has the recomputation in its backward from the start: there, values to be kept are stacked.
+
+    Args:
+      policy: the rules.
+      reshard: gather the parameters of layers again for the backward pass, beginning a layer ahead, instead of keeping
+        them gathered. In loops they are gathered again in any case.
+      prefetch: how many layers ahead offloaded values are moved back.
+    """
+
+    def memory_policy(graph: StepGraph) -> StepGraph:
+        graph = graph.copy()
+        apply_to_loops(graph.module, policy, prefetch=prefetch)
+        action_of = actions(filter(is_forward, graph.module.graph.nodes), policy, reshard=reshard)
+        for layer in _layers(graph.module.graph, action_of, prefetch):
+            _rematerialize(layer, action_of)
+        remove_unused(graph.module)
+        return graph
+
+    return memory_policy
+
+
+@dataclasses.dataclass
+class _Layer:
+    """A layer's part of one backward pass.
+
+    Attributes:
+      users: its ops that read values of the forward pass which are not there any more, in the order of the graph.
+      gradient: the gradient that it begins with: once that is there, the layer's turn has come.
+      gathers_after, reloads_after: gradients of layers that have their turn earlier; None: at any time.
+    """
+
+    users: list[torch.fx.Node]
+    gradient: torch.fx.Node | None = None
+    gathers_after: torch.fx.Node | None = None
+    reloads_after: torch.fx.Node | None = None
+
+
+def _layers(graph: torch.fx.Graph, action_of: dict[torch.fx.Node, str], prefetch: int) -> list[_Layer]:
+    # There is a backward pass for each microbatch.
+    passes: list[dict[str, _Layer]] = []
+    in_backward = False
+    for node in graph.nodes:
+        if is_forward(node):
+            in_backward = False
+        if node.op != "call_function" or node.meta.get("region") != "backward":
+            continue
+        if not in_backward:
+            in_backward = True
+            passes.append({})
+        if any(action_of.get(used, "save") != "save" for used in node.all_input_nodes):
+            layer = passes[-1].setdefault(block_of(node.meta.get("module_fqn", "")), _Layer([]))
+            layer.users.append(node)
+            gradients = (used for used in node.all_input_nodes if used.meta.get("region") == "backward")
+            layer.gradient = layer.gradient or next(gradients, None)
+    for layers in map(list, map(dict.values, passes)):
+        for index, layer in enumerate(layers):
+            layer.gathers_after = layers[max(index - 1, 0)].gradient
+            layer.reloads_after = layers[max(index - prefetch, 0)].gradient
+    return [layer for layers in passes for layer in layers.values()]
+
+
+def _rematerialize(layer: _Layer, action_of: dict[torch.fx.Node, str]) -> None:
+    """Gives a layer's backward ops what they need."""
+
+    def is_kept(node: torch.fx.Node) -> bool:
+        return action_of.get(node, "save") == "save"
+
+    def not_before(node: torch.fx.Node) -> torch.fx.Node | None:
+        return layer.gathers_after if node.meta.get("parameter_gather") else layer.gradient
+
+    first = layer.users[0]
+    wanted = [used for user in layer.users for used in user.all_input_nodes if not is_kept(used)]
+    needed = _closure(wanted, action_of)
+    held: dict[torch.fx.Node | None, dict[torch.fx.Node, None]] = collections.defaultdict(dict)
+    for node in needed:
+        if action_of[node] == "recompute":
+            held[not_before(node)].update(dict.fromkeys(filter(is_kept, node.all_input_nodes)))
+    with first.graph.inserting_before(first):
+        behind = {after: add_barrier(list(nodes), after) for after, nodes in held.items() if nodes}
+    made: dict[torch.fx.Node, torch.fx.Node] = {}
+    for node in needed:
+        if action_of[node] == "offload":
+            with node.graph.inserting_before(node.next):
+                moved = add_offload(node)
+            with node.graph.inserting_before(first):
+                made[node] = add_reload(moved, node, layer.reloads_after)
+            continue
+        available = {**behind.get(not_before(node), {}), **made}
+        with node.graph.inserting_before(first):
+            made[node] = node.graph.node_copy(node, available.__getitem__)
+        made[node].meta["region"] = "backward"
+    for user in layer.users:
+        for used in user.all_input_nodes:
+            if used in made:
+                user.replace_input_with(used, made[used])
+
+
+def _closure(wanted: Sequence[torch.fx.Node], action_of: dict[torch.fx.Node, str]) -> list[torch.fx.Node]:
+    """What is to be made again or moved back for the values wanted, each after what it is made of."""
+    order: dict[torch.fx.Node, None] = {}
+    pending = [(node, False) for node in reversed(wanted)]
+    while pending:
+        node, has_inputs = pending.pop()
+        if node in order or action_of.get(node, "save") == "save":
+            continue
+        if has_inputs or action_of[node] == "offload":
+            order[node] = None
+            continue
+        pending.append((node, True))
+        pending += [(used, False) for used in node.all_input_nodes]
+    return list(order)
