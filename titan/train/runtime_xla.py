@@ -15,14 +15,16 @@ from titan.core.hardware import accelerator_present
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction
-from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
+from titan.graph.executors.xla import LoweredStep, XlaExecutable, abstract_arrays, jax_mesh, lower_xla
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.compiler_options import compiler_options
 from titan.train.config import Config
 from titan.train.runtime import Runtime
+from titan.train.saved_step import open_saved_step, save_step, step_fingerprint
 from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
 from titan.train.swaps.refusals import kernel_refusals
@@ -36,7 +38,13 @@ class XlaRuntime(Runtime):
     captures_late = True
 
     def __init__(self, config: Config):
-        """Starts JAX. Must come before anything else that asks JAX for its devices."""
+        """Starts JAX. Must come before anything else that asks JAX for its devices.
+
+        Raises:
+          ConfigError: the TPU's compiler has no such option, or `--aot.load` names no saved step.
+        """
+        self._config = config
+        self._saved_step = open_saved_step(config.aot.load) if config.aot.load else None
         num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
         jax.config.update("jax_num_cpu_devices", num_virtual)
         if jax.config.jax_platforms is None and not accelerator_present():
@@ -46,7 +54,8 @@ class XlaRuntime(Runtime):
             # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so
             # with few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
             os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * num_virtual)))
-        if config.compile.cache_folder:
+        # A program that came out of the cache cannot be written to --aot.save: XLA:CPU has lost a part of it by then.
+        if config.compile.cache_folder and not config.aot.save:
             # Everything is cached, however quickly it compiled: a second start compiles nothing.
             folder = pathlib.Path(config.compile.cache_folder).expanduser()
             jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
@@ -57,6 +66,7 @@ class XlaRuntime(Runtime):
         self.process_index = jax.process_index()
         self.process_count = jax.process_count()
         self.device_kind = self._devices[0].device_kind
+        self._compiler_options = compiler_options(config.compile, self._devices[0])
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
         """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
@@ -67,11 +77,29 @@ class XlaRuntime(Runtime):
         self._abstract_by_layer = abstract_arrays(stacks.unstacked_layouts(layouts), spec, self._mesh)
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
-        """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
+        """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`.
+
+        Raises:
+          ConfigError: the blocks of a kernel do not fit, or what `--aot.load` names is not this training step.
+        """
         with kernel_refusals():
-            executable = compile_xla(graph, self._devices)
+            lowered = lower_xla(graph, self._devices, compiler_options=self._compiler_options)
+        executable = self._compile(lowered)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
+        return executable
+
+    def _compile(self, lowered: LoweredStep) -> XlaExecutable:
+        aot = self._config.aot
+        if not lowered.graph.updates_state or not (aot.save or self._saved_step):
+            return lowered.compile()
+        config = self._config.resolve_devices(self.num_devices)
+        wanted = step_fingerprint(config, lowered, self._compiler_options)
+        if self._saved_step:
+            return self._saved_step.load(lowered, wanted)
+        executable = lowered.compile()
+        if self.process_index == 0:
+            save_step(aot.save, executable, wanted)
         return executable
 
     def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
