@@ -12,6 +12,7 @@ from tools.bench.published_mfu import PUBLISHED
 
 _REPORT = Report(
     name="r", hardware="h", mesh="m", num_devices=2, num_chips=1, batch_size=8, sequence_length=128, collectives=(),
+    compiler_options={},
     memory=Memory(
         capacity=4 * 2**30, needed=2**30, fits=True, parameters=1, optimizer_state=1, batch=1, at_peak={}, program=50,
         host=0, timeline={}, largest=(), advice=(),
