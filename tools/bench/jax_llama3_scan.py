@@ -5,10 +5,16 @@ input (`jax.checkpoint`); attention is JAX's splash kernel. Parameters and momen
 along one dim (FSDP by `shard_map`): a layer's weights are gathered in bfloat16 inside the loop's body, and gradients
 are reduce-scattered in float32.
 
-What was tried, compiled with libtpu 0.0.42 for Llama 3 8B on v6e-2x4, 8 sequences of 4096 tokens (GiB of a device at
-the peak, modelled seconds of a step by titan's model):
+What was tried, compiled with libtpu 0.0.42 for Llama 3 8B on v6e-2x4, 8 sequences of 4096 tokens: memory of a device at
+its peak, and seconds of a step by titan's model.
 
-TABLE
+                                                                                              GiB      s
+    kept: as below                                                                            18.55    0.840
+    one matrix for q, k and v, one for gate and up                                            18.42    0.849
+    the same, and activations as matrices [B T, E]                                            18.42    0.862
+    the same with [B, T, E], and the loss in float32 without a VJP of its own                 18.77    0.845
+    one matrix each, xla_jf_bf16_propagation=false: XLA no longer casts all layers' weights   17.65    0.864
+    before the loop
 
 Shapes: B batch of one device, T tokens, M = B T, E model dim, N query heads, K key/value heads, D head dim, H half of
 it, F inner dim of the feed-forward block, V vocabulary, L layers.
