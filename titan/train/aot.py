@@ -127,6 +127,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         arguments=_arguments(run, runtime),
     )
     cost = compiled.cost_analysis() if compiled else {}
+    packages = (*_PACKAGES, "torch_tpu") if config.aot.lowering == "torch_tpu" else _PACKAGES
     tokens = training.batch_size * training.sequence_length
     model_flops = config.model.flops_per_token(training.sequence_length) * tokens
     return Report(
@@ -150,7 +151,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),
         versions={
-            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            **{name: importlib.metadata.version(name) for name in packages},
             "TPU compiler": runtime.compiler_version,
         },
         missing=tuple(missing),

@@ -222,3 +222,12 @@ def test_without_libtpu_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--aot: compiling for a TPU needs the libtpu package; pip install libtpu=="):
         compile_ahead_of_time(config_of("v6e-2x2"))
+
+
+def test_without_torch_tpu_one_line_says_how_to_get_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch_tpu" else find_spec(name))
+    with pytest.raises(
+        ConfigError, match=r"^--aot.lowering: the torch_tpu package is not installed; pip install .*torch_tpu=="
+    ):
+        compile_ahead_of_time(config_of("v6e-2x2", "--aot.lowering=torch_tpu"))

@@ -100,6 +100,15 @@ class ParallelismConfig:
     data_parallel_replicate: int = option(
         1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
     )
+    topology_aware: bool = option(
+        True,
+        "On TPUs, take devices in an order in which mesh axes run along rings of the torus. false: as JAX lists them.",
+    )
+    hsdp_cubes: bool = option(
+        True,
+        "On slices of several cubes of 4x4x4 chips, shards over 64 chips are such cubes. false: whatever part of the "
+        "slice has the shortest modelled time, as planes of 8x8.",
+    )
     use_simple_fsdp: bool = option(
         True, "Distribute parameters by SimpleFSDP. false: one device, parameters used as they are."
     )
@@ -268,15 +277,26 @@ class AotConfig:
         "Folder that aot.save wrote: its training step is used in place of compiling one, if it is the step asked for. "
         "It holds code: load none that you do not trust.",
     )
+    lowering: str = option(
+        "titan",
+        "What lowers the captured graph's ATen ops to StableHLO: titan, or torch_tpu, whose own lowering needs the "
+        "torch_tpu package and no TPU.",
+        choices=("titan", "torch_tpu"),
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for files that cannot be written or read."""
+        """Raises ConfigError for files that cannot be written or read, and for options of a compilation that is off.
+
+        Whether TorchTPU is installed is seen when the compilation starts.
+        """
         if self.save and self.load:
             raise ConfigError("aot.save", "what aot.load gives is saved already", "leave out one of the two")
         if self.save:
             check_writable_folder("aot.save", self.save)
         if self.load:
             check_exists("aot.load", self.load)
+        if self.lowering != "titan" and not self.enable:
+            raise ConfigError("aot.lowering", "only --aot chooses a lowering", "leave it out, or add --aot")
         for name in ("report", "page"):
             if path := getattr(self, name):
                 check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")

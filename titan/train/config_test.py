@@ -82,6 +82,7 @@ def test_documented_flags_reach_the_tree():
         ("--aot", "--aot: --aot and --hardware go together; add --hardware=v6e-2x4, or leave --aot out"),
         ("--hardware=v6e-2x4", "--hardware: --aot and --hardware go together; add --aot, or leave --hardware out"),
         ("--aot.report=x.json", "--aot.report: there is no report without --aot; leave it out, or add --aot"),
+        ("--aot.lowering=torch_tpu", "--aot.lowering: only --aot chooses a lowering; leave it out, or add --aot"),
         ("--aot --hardware=v6e-2x4 --aot.compare=/missing",
          "--aot.compare: there is no file or folder '/missing'; correct the path"),
         ("--aot --hardware=v6e-2x4 --tpu_config.executor=torch",

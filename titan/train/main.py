@@ -30,7 +30,9 @@ def main(recipe: Config, argv: Sequence[str] | None = None, *, variants: Variant
     with one_line_errors():
         bases = {hardware: variant.of(recipe) for hardware, variant in (variants or {}).items()}
         config = parse(sys.argv if argv is None else argv, recipe, variants=bases, variant_flag="hardware")
-        # Nothing that loads torch or jax is imported before the flags are known to be good.
+        # Nothing that loads torch or jax is imported before the flags are known to be good. Where TorchTPU is
+        # installed, importing torch would load it too, which changes what is captured.
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
             from titan.train.launch import launch
 

@@ -1,5 +1,6 @@
 """The devices of a TPU slice that is not there: steps are compiled for them, and nothing is placed on them."""
 
+import importlib.util
 import pathlib
 import tempfile
 import time
@@ -14,14 +15,17 @@ from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
 from titan.graph.aot.out_of_memory import out_of_device_memory
 from titan.graph.capture import StepFunction
 from titan.graph.executors.xla import XlaExecutable, lower_xla
+from titan.graph.lowering.table import LoweringError
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
+from titan.graph.torch_tpu.lower import lower_by_torch_tpu
 from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.compiler_options import compiler_options
 from titan.train.config import Config
+from titan.train.device_order import mesh_order
 from titan.train.runtime import CompileTarget
 from titan.train.saved_step import open_saved_step, step_fingerprint
 from titan.train.stacks import Stacks
@@ -50,10 +54,16 @@ class AotRuntime(CompileTarget):
           config: with `hardware`.
 
         Raises:
-          ConfigError: the libtpu package is not installed, it knows no such slice or no such compiler option, or
-            `--aot.load` names no saved step.
+          ConfigError: the libtpu package is not installed, it knows no such slice or no such compiler option;
+            `--aot.load` names no saved step; or TorchTPU is to lower and is not installed.
         """
         tpu_slice = config.tpu_slice
+        if config.aot.lowering == "torch_tpu" and importlib.util.find_spec("torch_tpu") is None:
+            raise ConfigError(
+                "aot.lowering",
+                "the torch_tpu package is not installed",
+                "pip install --no-deps torch_tpu==0.2.0 frozendict immutabledict portpicker pyzmq, or leave it out",
+            )
         self._config = config
         self.saved_step = open_saved_step(config.aot.load) if config.aot.load else None
         if jax.config.jax_platforms is None and not accelerator_present():
@@ -79,7 +89,10 @@ class AotRuntime(CompileTarget):
         self.fingerprint: dict[str, str] = {}
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Keeps mesh and layouts."""
+        """Keeps mesh and layouts, and puts the devices into mesh order."""
+        parallelism = self._config.parallelism
+        if parallelism.topology_aware:
+            self._devices = tuple(mesh_order(self._devices, spec, cubes=parallelism.hsdp_cubes))
         self.mesh = spec
         self.state_layouts = dict(layouts)
 
@@ -88,8 +101,16 @@ class AotRuntime(CompileTarget):
 
         Raises:
           OutOfDeviceMemoryError: the program does not fit into a device's memory.
-          ConfigError: the blocks of a kernel do not fit its vector memory, or what `--aot.load` names is not this step.
+          ConfigError: the blocks of a kernel do not fit its vector memory, TorchTPU does not lower the step, or what
+            `--aot.load` names is not this step.
         """
+        if self._config.aot.lowering == "torch_tpu":
+            start = time.perf_counter()
+            try:
+                graph = lower_by_torch_tpu(graph)
+            except LoweringError as error:
+                raise ConfigError("aot.lowering", str(error), "leave it out: titan's own lowering may do it") from error
+            seconds["lower"] += time.perf_counter() - start
         # Libraries of kernels take the TPU's generation from JAX's default device.
         with tempfile.TemporaryDirectory() as folder:
             with jax.default_device(self._devices[0]), kernel_refusals():

@@ -29,7 +29,8 @@ _MANIFEST = "step.json"
 
 # What does not enter the training step: paths of leaves and sections. Compiler options do, as what they amount to.
 OUTSIDE_THE_STEP = (
-    *("name", "hardware", "aot", "data", "tokenizer", "checkpoint", "metrics", "profiler", "lr_schedule"),
+    *("name", "hardware", "data", "tokenizer", "checkpoint", "metrics", "profiler", "lr_schedule"),
+    *("aot.enable", "aot.report", "aot.page", "aot.compare", "aot.save", "aot.load"),
     *("training.steps", "training.seed", "training.validation_interval", "training.validation_batches"),
     *("compile.enable", "compile.cache_folder", "compile.tpu_flag_bundles", "compile.tpu_flags"),
     *("tpu_config.use_graph_trainer", "tpu_config.executor", "tpu_config.dump_graph", "tpu_config.num_virtual_devices"),
@@ -37,7 +38,7 @@ OUTSIDE_THE_STEP = (
 )
 
 # Consequences of the others, as a rule, and therefore named only where nothing else differs.
-_DIGESTS = ("state", "graph", "program")
+_DIGESTS = ("device_order", "state", "graph", "program")
 _CONSEQUENCES = ("batch", *_DIGESTS)
 
 

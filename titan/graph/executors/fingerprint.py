@@ -43,6 +43,7 @@ def fingerprint(lowered: LoweredStep, compiler_options: Mapping[str, str]) -> di
         **{f"versions.{name}": importlib.metadata.version(name) for name in _PACKAGES},
         "versions.compiler": devices[0].client.platform_version.splitlines()[-1],
         **{f"environment.{name}": flags for name in _ENVIRONMENT if (flags := _flags(name))},
+        "device_order": _sha256(f"{device.id} {getattr(device, 'coords', '')}" for device in devices),
         "state": _sha256(f"{name} {_layout(layout)}" for name, layout in graph.state.items()),
         "graph": graph_digest(graph),
         "program": program_digest(lowered.lowered.as_text()),
@@ -61,12 +62,12 @@ def program_digest(text: str) -> str:
 
 
 def _attributes(module: torch.fx.GraphModule) -> Iterator[str]:
-    """The constants and the bodies of loops that a graph refers to by name alone."""
+    """The constants that a graph refers to by name alone, those in the bodies of its loops among them."""
     for node in module.graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(node.target)(module)
         if isinstance(value, torch.fx.GraphModule):
-            yield _sha256([node.target, str(value.graph), *_attributes(value)])
-        else:
+            yield from _attributes(value)
+        elif isinstance(value, torch.Tensor):
             content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
             yield f"{node.target} {value.dtype} {tuple(value.shape)} {hashlib.sha256(content).hexdigest()}"
 

@@ -22,7 +22,8 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
     A value to be recomputed is made again from the nearest values that are kept, right before the part of the backward
     pass that needs it: the ops in between are duplicated, behind a barrier that holds them back until the gradient has
     come that far. A value to be offloaded is moved to host memory after it is made, and back before it is needed. A
-    loop over layers has the recomputation in its backward from the start: there, values to be kept are stacked.
+    loop over layers has the recomputation in its backward from the start: there, values to be kept are stacked. Each
+    forward op has the decision in `meta["memory_policy"]`.
 
     Args:
       policy: the rules.
@@ -35,6 +36,8 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
         graph = graph.copy()
         apply_to_loops(graph.module, policy, prefetch=prefetch)
         action_of = actions(filter(is_forward, graph.module.graph.nodes), policy, reshard=reshard)
+        for node, action in action_of.items():
+            node.meta["memory_policy"] = action
         for layer in _layers(graph.module.graph, action_of, prefetch):
             _rematerialize(layer, action_of)
         remove_unused(graph.module)
