@@ -65,9 +65,8 @@ def test_it_trains_as_pytorch_does(weights):
     # Sums in another order; the third loss has seen two updates by Adam, which divides gradients by their size.
     np.testing.assert_allclose(_losses(scan_step(h, jax.devices()[:2]), weights, batches), expected, atol=5e-4)
     assert expected[0] != pytest.approx(expected[-1], abs=1e-1)
-    # As it is compiled for TPUs, in bfloat16.
-    h = dataclasses.replace(h, compute_dtype=jnp.bfloat16)
-    np.testing.assert_allclose(_losses(scan_step(h, jax.devices()[:1]), weights, batches[:1]), expected[:1], rtol=1e-2)
+    chunked = dataclasses.replace(h, loss_chunks=4)
+    np.testing.assert_allclose(_losses(scan_step(chunked, jax.devices()[:1]), weights, batches), expected, atol=5e-4)
 
 
 def test_it_has_as_many_parameters_as_titans():

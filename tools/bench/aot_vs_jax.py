@@ -30,11 +30,25 @@ from collections.abc import Mapping, Sequence
 from titan.train.config import Config
 from tools.bench.aot_run import aot_run
 
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a recipe is compiled for.
+
+    Attributes:
+      flags: of the recipe.
+      loss_chunks: of the peer, see `ScanHyperparameters`.
+    """
+
+    flags: tuple[str, ...]
+    loss_chunks: int
+
+
 CASES = {
-    "llama3_8b": ("--hardware=v6e-2x4", "--training.batch_size=8", "--training.sequence_length=4096"),
-    "llama3_70b": ("--hardware=tpu7x-4x4x4", "--training.batch_size=128", "--training.sequence_length=8192"),
+    "llama3_8b": Case(("--hardware=v6e-2x4", "--training.batch_size=8", "--training.sequence_length=4096"), 1),
+    "llama3_70b": Case(("--hardware=tpu7x-4x4x4", "--training.batch_size=128", "--training.sequence_length=8192"), 8),
 }
-"""Recipe to the flags that say what it is compiled for."""
+"""By recipe."""
 
 _POLICY = ("--tpu_config.use_scan_layers", "--compile.memory_policy=full")
 _RATIOS = ("peak_bytes", "flops", "modelled_seconds")
@@ -69,7 +83,7 @@ def titan_side(recipe: str, flags: Sequence[str], timeout_seconds: float) -> tup
     return side, report.compiler_options
 
 
-def jax_side(recipe: str, flags: Sequence[str], compiler_options: Mapping[str, str]) -> Side:
+def jax_side(recipe: str, flags: Sequence[str], compiler_options: Mapping[str, str], loss_chunks: int) -> Side:
     """The hand-written step with the sizes and the batch of the recipe; run it in a process of its own."""
     import jax
 
@@ -81,7 +95,7 @@ def jax_side(recipe: str, flags: Sequence[str], compiler_options: Mapping[str, s
     config = parse([recipe, "--aot", *flags], importlib.import_module(f"titan.train.recipes.{recipe}").RECIPE)
     devices = topology_devices(config.tpu_slice.topology)
     start = time.perf_counter()
-    step = scan_step(hyperparameters(config), devices)
+    step = scan_step(dataclasses.replace(hyperparameters(config), loss_chunks=loss_chunks), devices)
     shape = (config.training.batch_size, config.training.sequence_length)
     batch = {name: jax.ShapeDtypeStruct(shape, "int32", sharding=step.batch_sharding) for name in BATCH_TENSORS}
     with jax.default_device(devices[0]):  # the kernel is made for its generation
@@ -186,13 +200,13 @@ def main() -> None:
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sides = {}
     for case in cases:
-        flags = (*CASES[case], *_POLICY, *arguments.flags.split())
+        flags = (*CASES[case].flags, *_POLICY, *arguments.flags.split())
         print(f"{case} {' '.join(flags)}", flush=True)
         ours, options = titan_side(case, flags, arguments.timeout)
         print(_text("titan", ours), flush=True)
         context = multiprocessing.get_context("spawn")
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-            theirs = pool.submit(jax_side, case, flags, options).result()
+            theirs = pool.submit(jax_side, case, flags, options, CASES[case].loss_chunks).result()
         print(_text("JAX", theirs), flush=True)
         sides[case] = (ours, theirs)
     print("RESULT " + json.dumps(result(sides)))

@@ -57,6 +57,8 @@ class ScanHyperparameters(Hyperparameters):
     Attributes:
       dim, ffn_dim, vocab_size: E, F, V.
       rope_scaling: that of Llama 3.1 (factor, low and high frequency factor, original length); () is none.
+      loss_chunks: 1 keeps the logits of the forward pass for the backward. More cut the vocabulary into as many chunks,
+        whose logits are made in both passes: one more matrix product, and no more than one chunk's logits at a time.
       compute_dtype: of gathered weights and activations.
       interpret: run the attention kernel in Pallas's interpreter, where there is no TPU.
     """
@@ -65,12 +67,13 @@ class ScanHyperparameters(Hyperparameters):
     ffn_dim: int
     vocab_size: int
     rope_scaling: tuple[float, ...] = ()
+    loss_chunks: int = 1
     compute_dtype: Any = jnp.bfloat16
     interpret: bool = False
 
 
 def parameter_shapes(h: ScanHyperparameters) -> Params:
-    """The shape of each parameter; matrices are [in, out], those of layers stacked."""
+    """The shape of each parameter; matrices of layers are [in, out] and stacked, those of the vocabulary [V, E]."""
     q_dim, kv_dim = h.num_heads * h.head_dim, h.num_kv_heads * h.head_dim
     layer = {
         "attention_norm": (h.dim,),
@@ -87,7 +90,7 @@ def parameter_shapes(h: ScanHyperparameters) -> Params:
         "embedding": (h.vocab_size, h.dim),
         "layers": {name: (h.num_layers, *shape) for name, shape in layer.items()},
         "norm": (h.dim,),
-        "head": (h.dim, h.vocab_size),
+        "head": (h.vocab_size, h.dim),
     }
 
 
@@ -101,7 +104,7 @@ def stacked_params(named: Mapping[str, np.ndarray], num_layers: int) -> Params:
         "embedding": named["embedding.weight"],
         "layers": {ours: stacked(name) for ours, name in _NAMES.items()},
         "norm": named["norm.weight"],
-        "head": named["head.weight"].T,
+        "head": named["head.weight"],
     }
 
 
@@ -199,31 +202,82 @@ def _loss_sum(params: Params, batch: Batch, h: ScanHyperparameters) -> jax.Array
     x_ME = _norm(x_BTE, _gather(params["norm"], h.compute_dtype), h.norm_eps).reshape(-1, h.dim)
     labels_M = batch["labels"].reshape(-1)
     counted_M = labels_M != -100
-    losses_M = _cross_entropy(x_ME, _gather(params["head"], h.compute_dtype), jnp.where(counted_M, labels_M, 0))
+    loss = _cross_entropy if h.loss_chunks == 1 else functools.partial(_chunked_cross_entropy, h.loss_chunks)
+    losses_M = loss(x_ME, _gather(params["head"], h.compute_dtype), jnp.where(counted_M, labels_M, 0))
     return jnp.sum(jnp.where(counted_M, losses_M, 0.0))
 
 
 @jax.custom_vjp
-def _cross_entropy(x_ME: jax.Array, head_EV: jax.Array, labels_M: jax.Array) -> jax.Array:
-    return _cross_entropy_forward(x_ME, head_EV, labels_M)[0]
+def _cross_entropy(x_ME: jax.Array, head_VE: jax.Array, labels_M: jax.Array) -> jax.Array:
+    return _cross_entropy_forward(x_ME, head_VE, labels_M)[0]
 
 
-def _cross_entropy_forward(x_ME: jax.Array, head_EV: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, Any]:
-    logits_MV = x_ME @ head_EV
+def _cross_entropy_forward(x_ME: jax.Array, head_VE: jax.Array, labels_M: jax.Array) -> tuple[jax.Array, Any]:
+    logits_MV = x_ME @ head_VE.T
     normalizer_M = jax.nn.logsumexp(logits_MV.astype(jnp.float32), axis=-1)
     chosen_M = jnp.take_along_axis(logits_MV, labels_M[:, None], axis=-1)[:, 0].astype(jnp.float32)
-    return normalizer_M - chosen_M, (x_ME, head_EV, logits_MV, normalizer_M, labels_M)
+    return normalizer_M - chosen_M, (x_ME, head_VE, logits_MV, normalizer_M, labels_M)
 
 
 def _cross_entropy_backward(saved: Any, grad_M: jax.Array) -> tuple[jax.Array, jax.Array, None]:
-    x_ME, head_EV, logits_MV, normalizer_M, labels_M = saved
-    is_label_MV = lax.broadcasted_iota(jnp.int32, logits_MV.shape, 1) == labels_M[:, None]
-    probabilities_MV = jnp.exp(logits_MV.astype(jnp.float32) - normalizer_M[:, None])
-    grad_MV = ((probabilities_MV - is_label_MV) * grad_M[:, None]).astype(logits_MV.dtype)
-    return grad_MV @ head_EV.T, x_ME.T @ grad_MV, None
+    x_ME, head_VE, logits_MV, normalizer_M, labels_M = saved
+    grad_MV = _logits_gradient(logits_MV, normalizer_M, labels_M, grad_M).astype(logits_MV.dtype)
+    return grad_MV @ head_VE, grad_MV.T @ x_ME, None
 
 
 _cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+
+
+def _logits_gradient(
+    logits_Mv: jax.Array, normalizer_M: jax.Array, labels_M: jax.Array, grad_M: jax.Array
+) -> jax.Array:
+    is_label_Mv = lax.broadcasted_iota(jnp.int32, logits_Mv.shape, 1) == labels_M[:, None]
+    return (jnp.exp(logits_Mv.astype(jnp.float32) - normalizer_M[:, None]) - is_label_Mv) * grad_M[:, None]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _chunked_cross_entropy(num_chunks: int, x_ME: jax.Array, head_VE: jax.Array, labels_M: jax.Array) -> jax.Array:
+    return _chunked_forward(num_chunks, x_ME, head_VE, labels_M)[0]
+
+
+def _chunked_forward(
+    num_chunks: int, x_ME: jax.Array, head_VE: jax.Array, labels_M: jax.Array
+) -> tuple[jax.Array, Any]:
+    chunks_CvE = head_VE.reshape(num_chunks, -1, head_VE.shape[1])
+    size = chunks_CvE.shape[1]
+
+    def body(carry: tuple[jax.Array, ...], chunk: tuple[jax.Array, jax.Array]) -> tuple[tuple[jax.Array, ...], None]:
+        max_M, sum_M, chosen_M = carry
+        chunk_vE, start = chunk
+        logits_Mv = jnp.matmul(x_ME, chunk_vE.T, preferred_element_type=jnp.float32)
+        new_max_M = jnp.maximum(max_M, logits_Mv.max(-1))
+        sum_M = sum_M * jnp.exp(max_M - new_max_M) + jnp.exp(logits_Mv - new_max_M[:, None]).sum(-1)
+        is_label_Mv = lax.broadcasted_iota(jnp.int32, logits_Mv.shape, 1) == labels_M[:, None] - start
+        return (new_max_M, sum_M, chosen_M + jnp.where(is_label_Mv, logits_Mv, 0).sum(-1)), None
+
+    zeros_M = jnp.zeros(labels_M.shape, jnp.float32)
+    starts_C = jnp.arange(num_chunks) * size
+    (max_M, sum_M, chosen_M), _ = lax.scan(body, (zeros_M - jnp.inf, zeros_M, zeros_M), (chunks_CvE, starts_C))
+    normalizer_M = max_M + jnp.log(sum_M)
+    return normalizer_M - chosen_M, (x_ME, head_VE, normalizer_M, labels_M)
+
+
+def _chunked_backward(num_chunks: int, saved: Any, grad_M: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+    x_ME, head_VE, normalizer_M, labels_M = saved
+    chunks_CvE = head_VE.reshape(num_chunks, -1, head_VE.shape[1])
+
+    def body(grad_x_ME: jax.Array, chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        chunk_vE, start = chunk
+        logits_Mv = jnp.matmul(x_ME, chunk_vE.T, preferred_element_type=jnp.float32)
+        grad_Mv = _logits_gradient(logits_Mv, normalizer_M, labels_M - start, grad_M).astype(x_ME.dtype)
+        return grad_x_ME + jnp.matmul(grad_Mv, chunk_vE, preferred_element_type=jnp.float32), grad_Mv.T @ x_ME
+
+    starts_C = jnp.arange(num_chunks) * chunks_CvE.shape[1]
+    grad_x_ME, grads_CvE = lax.scan(body, jnp.zeros(x_ME.shape, jnp.float32), (chunks_CvE, starts_C))
+    return grad_x_ME.astype(x_ME.dtype), grads_CvE.reshape(head_VE.shape), None
+
+
+_chunked_cross_entropy.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _step(
