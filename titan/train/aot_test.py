@@ -71,12 +71,13 @@ def test_memory_is_that_of_the_shards(fsdp):
     )
 
 
-def test_each_weight_is_gathered_once_and_its_gradient_scattered_once(fsdp):
+def test_each_weight_is_gathered_for_forward_and_backward_and_its_gradient_scattered_once(fsdp):
     counts = {row.kind: row.count for row in fsdp.collectives}
-    num_matrices = _LAYERS * len(_LAYER_MATRICES) + 2
-    assert counts["all-gather"] == counts["reduce-scatter"] == num_matrices
+    num_in_layers = _LAYERS * len(_LAYER_MATRICES)
+    assert counts["reduce-scatter"] == num_in_layers + 2
+    assert counts["all-gather"] == 2 * num_in_layers + 2  # embedding and head once
     sizes = bytes_by(fsdp)
-    assert sizes["dp_shard", "all-gather"] == 2 * _MATRICES  # bfloat16
+    assert sizes["dp_shard", "all-gather"] == 2 * (_MATRICES + _LAYERS * sum(_LAYER_MATRICES))  # bfloat16
     assert sizes["dp_shard", "reduce-scatter"] == 4 * _MATRICES  # float32
     assert not any(row.in_loop for row in fsdp.collectives)
 
