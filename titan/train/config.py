@@ -227,6 +227,11 @@ class TpuConfig:
         "Run layers that repeat as a loop over their stacked weights: capture and compilation take as long for any "
         "number of them.",
     )
+    use_graph_split: bool = option(
+        False,
+        "Compile the step in pieces, the forward and the backward of each kind of layer among them, in parallel and "
+        "each once; between them activations lie in host memory.",
+    )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option(
         (),
@@ -382,8 +387,20 @@ class Config:
                     "the xla executor always compiles",
                     "leave it on, or add --tpu_config.executor=torch",
                 )
+            if tpu_config.use_graph_split and tpu_config.executor != "xla":
+                raise ConfigError(
+                    "tpu_config.use_graph_split",
+                    f"the {tpu_config.executor} executor compiles nothing that could be split",
+                    "leave it out, or use the xla executor",
+                )
+            if tpu_config.use_graph_split and tpu_config.use_scan_layers:
+                raise ConfigError(
+                    "tpu_config.use_graph_split",
+                    "use_scan_layers is on too, and a loop is one program or one for each turn",
+                    "give one of the two",
+                )
             return
-        for name in ("use_scan_layers", "dump_graph", "disable_passes"):
+        for name in ("use_scan_layers", "use_graph_split", "dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
                 raise ConfigError(
                     f"tpu_config.{name}",

@@ -15,6 +15,7 @@ from titan.core.hardware import accelerator_present
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction
+from titan.graph.executors.split import SplitExecutable, compile_split
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
@@ -52,6 +53,7 @@ class XlaRuntime(Runtime):
             jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        self._is_split = config.tpu_config.use_graph_split
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
@@ -66,10 +68,10 @@ class XlaRuntime(Runtime):
         self._stacks = stacks
         self._abstract_by_layer = abstract_arrays(stacks.unstacked_layouts(layouts), spec, self._mesh)
 
-    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
-        """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`."""
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable | SplitExecutable:
+        """One program for all devices of the mesh, or several; adds what it took to the stages `lower` and `compile`."""
         with kernel_refusals():
-            executable = compile_xla(graph, self._devices)
+            executable = (compile_split if self._is_split else compile_xla)(graph, self._devices)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
         return executable
