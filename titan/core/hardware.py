@@ -39,6 +39,15 @@ class Hardware:
         """Cycles per second of the matrix units."""
         return self.peak_bf16_flops / self.devices_per_chip / self.mxu_flops_per_cycle
 
+    def wraps(self, shape: tuple[int, ...]) -> tuple[bool, ...]:
+        """Which dims of a slice of this shape are rings of chips, their ends being joined.
+
+        In three dims all or none: optical switches join whole cubes of 4x4x4 chips. In two a whole side of the pod.
+        """
+        if self.slice_dims == 3:
+            return (all(size % 4 == 0 for size in shape),) * len(shape)
+        return tuple(size % 16 == 0 for size in shape)
+
 
 HARDWARE = {
     "v5e": Hardware(

@@ -62,7 +62,11 @@ def compile_ahead_of_time(config: Config) -> Report:
     Raises:
       ConfigError: libtpu is missing, or the configuration does not suit the slice.
     """
-    runtime = AotRuntime(config.tpu_slice)
+    runtime = AotRuntime(
+        config.tpu_slice,
+        topology_aware=config.parallelism.topology_aware,
+        cubes=config.parallelism.hsdp_cubes,
+    )
     run = build(config, runtime)
     compiled, needed = None, 0
     try:

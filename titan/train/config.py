@@ -99,6 +99,15 @@ class ParallelismConfig:
     data_parallel_replicate: int = option(
         1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
     )
+    topology_aware: bool = option(
+        True,
+        "On TPUs, take devices in an order in which mesh axes run along rings of the torus. false: as JAX lists them.",
+    )
+    hsdp_cubes: bool = option(
+        True,
+        "On slices of several cubes of 4x4x4 chips, shards over 64 chips are such cubes. false: whatever part of the "
+        "slice has the shortest modelled time, as planes of 8x8.",
+    )
     use_simple_fsdp: bool = option(
         True, "Distribute parameters by SimpleFSDP. false: one device, parameters used as they are."
     )

@@ -21,6 +21,7 @@ from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.device_order import mesh_order
 from titan.train.runtime import CompileTarget
 from titan.train.stacks import Stacks
 from titan.train.swaps.refusals import kernel_refusals
@@ -38,8 +39,13 @@ class AotRuntime(CompileTarget):
     passes = (cross_entropy_backward,)
     process_count = 1  # one program for all hosts
 
-    def __init__(self, tpu_slice: TpuSlice):
+    def __init__(self, tpu_slice: TpuSlice, *, topology_aware: bool = True, cubes: bool = True):
         """Loads libtpu, which describes the slice.
+
+        Args:
+          tpu_slice: what to compile for.
+          topology_aware: whether mesh axes run along rings of the slice; else devices are taken as libtpu lists them.
+          cubes: whether shards of 64 chips are cubes; see `topology.assign`.
 
         Raises:
           ConfigError: the libtpu package is not installed, or it knows no such slice.
@@ -56,6 +62,7 @@ class AotRuntime(CompileTarget):
         except RuntimeError as error:
             problem, _, cure = str(error).partition(": ")
             raise ConfigError("aot", problem, cure) from error
+        self._topology_aware, self._cubes = topology_aware, cubes
         self.num_devices = len(self._devices)
         self.device_kind = self._devices[0].device_kind
         # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).
@@ -65,7 +72,9 @@ class AotRuntime(CompileTarget):
         self.dump = CompilerDump("", "", "", "")
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Keeps mesh and layouts."""
+        """Keeps mesh and layouts, and puts the devices into mesh order."""
+        if self._topology_aware:
+            self._devices = tuple(mesh_order(self._devices, spec, cubes=self._cubes))
         self.mesh = spec
         self.state_layouts = dict(layouts)
 

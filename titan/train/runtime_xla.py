@@ -23,6 +23,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
 from titan.train.config import Config
+from titan.train.device_order import mesh_order
 from titan.train.runtime import Runtime
 from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
@@ -54,6 +55,7 @@ class XlaRuntime(Runtime):
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
         self._is_split = config.tpu_config.use_graph_split
+        self._topology_aware, self._cubes = config.parallelism.topology_aware, config.parallelism.hsdp_cubes
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
@@ -63,6 +65,8 @@ class XlaRuntime(Runtime):
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
         """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
         self._spec = spec
+        if self._topology_aware:
+            self._devices = mesh_order(self._devices, spec, cubes=self._cubes)
         self._mesh: Mesh = jax_mesh(spec, self._devices)
         self._abstract = abstract_arrays(layouts, spec, self._mesh)
         self._stacks = stacks

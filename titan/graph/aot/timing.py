@@ -68,8 +68,8 @@ class Links:
     @property
     def bytes_per_second(self) -> float:
         """That one device receives at most."""
-        whole = 16 if self.hardware.slice_dims == 2 else 4  # the size from which the ends of a dim are joined
-        links = sum(2 if size % whole == 0 else 1 for size in self.shape if size > 1)
+        wraps = self.hardware.wraps(self.shape)
+        links = sum(2 if wrap else 1 for size, wrap in zip(self.shape, wraps) if size > 1)
         return max(links, 1) * self.hardware.ici_link_bytes_per_second / self.hardware.devices_per_chip
 
     def seconds(self, collective: Collective, axis_sizes: Mapping[str, int]) -> float:

@@ -90,7 +90,7 @@ def test_bound_of_a_loop_may_be_in_a_fusion():
 
 @pytest.mark.parametrize(
     ("generation", "shape", "links"),
-    [("v6e", (2, 4), 2), ("v5e", (16, 16), 4), ("v5p", (4, 4, 8), 6), ("v5p", (2, 2, 1), 2), ("tpu7x", (4, 4, 4), 3)],
+    [("v6e", (2, 4), 2), ("v5e", (16, 16), 4), ("v5p", (4, 4, 8), 6), ("v5p", (2, 2, 4), 3), ("tpu7x", (4, 4, 4), 3)],
 )
 def test_links_of_a_device(generation, shape, links):
     hardware = HARDWARE[generation]
