@@ -14,6 +14,7 @@ import torch
 import torch.fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+import titan.graph.barrier  # noqa: F401  registers torch.ops.titan.barrier
 from titan.graph.passes.activations import block_of, is_free
 from titan.graph.passes.added_ops import add_op
 from titan.graph.reversed_scans import find_reversed_scans
@@ -102,6 +103,7 @@ def split_step(graph: StepGraph) -> SplitStep:
     """Cuts a step, which should be as all passes left it. A step without loops is one piece."""
     graph = graph.copy()
     remove_transfers(graph.module)
+    _take_from_barriers(graph)
     _copy_what_is_carried_and_read(graph.module.graph)
     cut = _Cut(graph.module)
     return SplitStep(
@@ -111,6 +113,15 @@ def split_step(graph: StepGraph) -> SplitStep:
         cut.values,
         frozenset(cut.by_turn),
     )
+
+
+def _take_from_barriers(graph: StepGraph) -> None:
+    """Lets ops read the batch itself where they read it behind a barrier, which holds back nothing that matters."""
+    for barrier in graph.module.graph.find_nodes(op="call_function", target=torch.ops.titan.barrier.default):
+        for result in list(barrier.users):
+            held = barrier.args[0][result.args[1]]
+            if held.op == "placeholder" and held.meta["leaf"] in graph.batch:
+                result.replace_all_uses_with(held)
 
 
 def _copy_what_is_carried_and_read(graph: torch.fx.Graph) -> None:
@@ -147,7 +158,9 @@ class _Cut:
         self._home: dict[torch.fx.Node, int] = {}  # straight pieces have even numbers, loops odd ones
         part = 0
         for node in graph.nodes:
-            if node.target is _SCAN:
+            if _is_microbatch(node):
+                self._home[node] = 0  # all in the first piece: the others are then the same for each of them
+            elif node.target is _SCAN:
                 self._home[node] = part + 1
                 part += 2
             elif node.target is operator.getitem:
@@ -253,6 +266,8 @@ class _Cut:
 
     def _is_cheap(self, node: torch.fx.Node) -> bool:
         """Whether a piece makes a value again rather than have it kept: a view, a constant, a gathered parameter."""
+        if _is_microbatch(node):
+            return False
         return node.op == "get_attr" or is_free(node) or bool(node.meta.get("parameter_gather"))
 
     def _source(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -263,6 +278,11 @@ class _Cut:
         if node.target is operator.getitem and node.args[0].target is _SCAN:
             return f"{node.args[0].name}.{node.args[1]}"
         return node.name
+
+
+def _is_microbatch(node: torch.fx.Node) -> bool:
+    """Whether an op takes a part out of an input."""
+    return node.target is aten.select.int and node.args[0].op == "placeholder"
 
 
 def _not_stacks(scan: torch.fx.Node) -> list[torch.fx.Node]:
