@@ -101,12 +101,19 @@ HARDWARE = {
 }
 """The TPU generations titan knows, by the name that topologies use (`v6e:2x4`)."""
 
-_BY_DEVICE_KIND = {kind.lower(): hardware for hardware in HARDWARE.values() for kind in hardware.device_kinds}
+_BY_DEVICE_KIND = {kind.lower(): name for name, hardware in HARDWARE.items() for kind in hardware.device_kinds}
+
+
+def find_generation(device_kind: str) -> str | None:
+    """The table's key for a `jax.Device.device_kind` or a topology's name ("v6e"); None if there is none."""
+    name = device_kind.lower()
+    return name if name in HARDWARE else _BY_DEVICE_KIND.get(name)
 
 
 def find_hardware(device_kind: str) -> Hardware | None:
     """The table's entry for a `jax.Device.device_kind` or a topology's name ("v6e"); None if there is none."""
-    return HARDWARE.get(device_kind.lower()) or _BY_DEVICE_KIND.get(device_kind.lower())
+    generation = find_generation(device_kind)
+    return HARDWARE[generation] if generation else None
 
 
 def peak_flops(device_kind: str) -> float | None:

@@ -48,8 +48,14 @@ class StepGraph:
         return dataclasses.replace(self, module=_copy_module(self.module))
 
     def text(self) -> str:
-        """The graph as readable text, one op a line with shape, region, module and source."""
-        return "\n".join(_line(node) for node in self.module.graph.nodes) + "\n"
+        """The graph as readable text, one op a line with shape, region, module and source; then the loops' bodies."""
+        return _text(self.module)
+
+
+def _text(module: torch.fx.GraphModule) -> str:
+    lines = [_line(node) for node in module.graph.nodes]
+    bodies = [f"\n{name}:\n{_text(body)}" for name, body in module.named_children()]
+    return "\n".join(lines) + "\n" + "".join(bodies)
 
 
 def _copy_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -68,7 +74,8 @@ def _copy_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
 
 def _line(node: torch.fx.Node) -> str:
     shape = _shape(node.meta.get("val"))
-    where = " ".join(str(node.meta[key]) for key in ("region", "module_fqn", "source") if node.meta.get(key))
+    keys = ("region", "module_fqn", "source", "memory_policy")
+    where = " ".join(str(node.meta[key]) for key in keys if node.meta.get(key))
     comment = f"  # {where}" if where else ""
     if node.op == "placeholder":
         return f"%{node.name}: {shape} = input {node.meta.get('leaf', '')}"

@@ -22,6 +22,7 @@ from titan.train.build import Run, build, sharding_policy
 from titan.train.compiled_step import Shapes
 from titan.train.config import Config, TrainingConfig
 from titan.train.runtime_aot import AotRuntime
+from titan.train.saved_step import SavedStep, save_step
 from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
 
 # Splash attention has two matrix products in its forward kernel, three in that of dq and four in that of dk and dv. The
@@ -40,6 +41,10 @@ def main(config: Config) -> int:
     earlier = _earlier(config.aot.compare) if config.aot.compare else None
     report = compile_ahead_of_time(config)
     print(to_text(report), end="", flush=True)
+    if config.aot.load:
+        print(f"saved in {config.aot.load}: this step, compiled then and not now")
+    if config.aot.save:
+        print(f"saved: {config.aot.save}" if report.memory.fits else f"not saved in {config.aot.save}: it does not fit")
     if config.aot.report:
         path = pathlib.Path(config.aot.report).expanduser()
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,21 +64,36 @@ def main(config: Config) -> int:
 def compile_ahead_of_time(config: Config) -> Report:
     """Compiles the training step of a validated configuration for its `hardware`; no array of its size is allocated.
 
+    The program is written to `aot.save`, with the report. With `aot.load` none is compiled: the report is the one that
+    was written, if the saved program is that of this step.
+
     Raises:
-      ConfigError: libtpu is missing, or the configuration does not suit the slice.
+      ConfigError: libtpu is missing, the configuration does not suit the slice, or `aot.load` holds no such report.
     """
-    runtime = AotRuntime(
-        config.tpu_slice,
-        topology_aware=config.parallelism.topology_aware,
-        cubes=config.parallelism.hsdp_cubes,
-    )
+    runtime = AotRuntime(config)
     run = build(config, runtime)
-    compiled, needed = None, 0
+    executable, needed = None, 0
     try:
-        compiled = run.train_step.executable_for_shapes(batch_shapes(run.config.training)).compiled
+        executable = run.train_step.executable_for_shapes(batch_shapes(run.config.training))
     except OutOfDeviceMemoryError as error:
         needed = error.needed_bytes
-    return _report(run, runtime, compiled, needed)
+    if runtime.saved_step:
+        return _saved_report(runtime.saved_step)
+    report = _report(run, runtime, executable.compiled if executable else None, needed)
+    if config.aot.save and executable:
+        save_step(config.aot.save, executable, runtime.fingerprint, to_json(report))
+    return report
+
+
+def _saved_report(step: SavedStep) -> Report:
+    if not step.report:
+        raise ConfigError(
+            "aot.load", f"{step.folder} was saved by a run, with no report", "save it with --aot --aot.save"
+        )
+    try:
+        return from_json(step.report)
+    except ValueError as error:
+        raise ConfigError("aot.load", f"{step.folder}: {error}", "save it anew with --aot --aot.save") from None
 
 
 def batch_shapes(training: TrainingConfig) -> Shapes:
@@ -105,6 +125,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         arguments=_arguments(run, runtime),
     )
     cost = compiled.cost_analysis() if compiled else {}
+    packages = (*_PACKAGES, "torch_tpu") if config.aot.lowering == "torch_tpu" else _PACKAGES
     tokens = training.batch_size * training.sequence_length
     model_flops = config.model.flops_per_token(training.sequence_length) * tokens
     return Report(
@@ -115,6 +136,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         num_chips=tpu_slice.num_chips,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
+        compiler_options=runtime.compiler_options,
         memory=memory if memory.fits else dataclasses.replace(memory, advice=advice(config, memory)),
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(
@@ -126,7 +148,7 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),
         versions={
-            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            **{name: importlib.metadata.version(name) for name in packages},
             "TPU compiler": runtime.compiler_version,
         },
         missing=tuple(missing),

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import types
 from xml.etree import ElementTree
 
 import pytest
@@ -13,10 +14,12 @@ from titan.core.config.validate import ConfigError
 from titan.graph.aot.html import to_html
 from titan.graph.aot.report import differences, from_json, to_json
 from titan.graph.aot.text import to_text
+from titan.graph.executors.xla import LoweredStep
 from titan.train import aot
 from titan.train.aot import compile_ahead_of_time
 from titan.train.aot_advice import advice
 from titan.train.recipes.llama3_debug import RECIPE
+from titan.train.saved_step import open_saved_step
 
 _DIM, _FFN, _VOCAB, _LAYERS, _SEQUENCE = 256, 1024, 512, 2, 128
 # Of one layer: queries and the output, keys and values of half as many heads, feed-forward.
@@ -45,6 +48,18 @@ def fsdp():
     return compile_ahead_of_time(config_of("v6e-2x2"))
 
 
+_SLICES = ("2*v6e-2x2", "--parallelism.data_parallel_replicate=2", "--compile.tpu_flag_bundles=no_latency_hiding")
+
+
+@pytest.fixture(scope="module")
+def slices(tmp_path_factory):
+    """The report on a program for two slices, and the folder that the program was saved to."""
+    folder = tmp_path_factory.mktemp("saved") / "step"
+    return types.SimpleNamespace(
+        report=compile_ahead_of_time(config_of(*_SLICES, f"--aot.save={folder}")), folder=folder
+    )
+
+
 def test_memory_is_that_of_the_shards(fsdp):
     memory = fsdp.memory
     assert memory.parameters == 4 * (_MATRICES + _NORMS) // 4  # float32, a quarter on each device
@@ -56,12 +71,13 @@ def test_memory_is_that_of_the_shards(fsdp):
     )
 
 
-def test_each_weight_is_gathered_once_and_its_gradient_scattered_once(fsdp):
+def test_each_weight_is_gathered_for_forward_and_backward_and_its_gradient_scattered_once(fsdp):
     counts = {row.kind: row.count for row in fsdp.collectives}
-    num_matrices = _LAYERS * len(_LAYER_MATRICES) + 2
-    assert counts["all-gather"] == counts["reduce-scatter"] == num_matrices
+    num_in_layers = _LAYERS * len(_LAYER_MATRICES)
+    assert counts["reduce-scatter"] == num_in_layers + 2
+    assert counts["all-gather"] == 2 * num_in_layers + 2  # embedding and head once
     sizes = bytes_by(fsdp)
-    assert sizes["dp_shard", "all-gather"] == 2 * _MATRICES  # bfloat16
+    assert sizes["dp_shard", "all-gather"] == 2 * (_MATRICES + _LAYERS * sum(_LAYER_MATRICES))  # bfloat16
     assert sizes["dp_shard", "reduce-scatter"] == 4 * _MATRICES  # float32
     assert not any(row.in_loop for row in fsdp.collectives)
 
@@ -98,22 +114,48 @@ def test_report_is_json_and_text_and_can_be_compared(fsdp):
     assert len(list(page.findall(".//svg[@aria-label='memory over the schedule']/polygon"))) > 1
     assert differences(fsdp, fsdp) == []
     memory = dataclasses.replace(fsdp.memory, parameters=2 * fsdp.memory.parameters, fits=False)
-    assert differences(fsdp, dataclasses.replace(fsdp, memory=memory, collectives=fsdp.collectives[1:])) == [
+    changed = dataclasses.replace(
+        fsdp, memory=memory, collectives=fsdp.collectives[1:], compiler_options={"xla_a": "true"}
+    )
+    assert differences(fsdp, changed) == [
         "memory.fits: True -> False",
         f"memory.parameters: {fsdp.memory.parameters:,} -> {memory.parameters:,}  (2.000x)",
         f"collectives.dp_shard.reduce-scatter.count: {fsdp.collectives[0].count} -> none",
         f"collectives.dp_shard.reduce-scatter.bytes: {fsdp.collectives[0].bytes:,} -> none",
+        "compiler_options.xla_a: none -> true",
     ]
 
 
-def test_several_slices_are_one_program_that_sums_gradients_between_them():
-    report = compile_ahead_of_time(config_of("2*v6e-2x2", "--parallelism.data_parallel_replicate=2"))
+def test_several_slices_are_one_program_that_sums_gradients_between_them(slices):
+    report = slices.report
     assert (report.num_devices, report.mesh) == (8, "dp_replicate=2 x dp_shard=4")
     sizes = bytes_by(report)
     between = sizes["between slices", "all-reduce"]
     # The shard of each gradient in float32; the sums of three scalars may come on top.
     assert math.isclose(between, 4 * (_MATRICES + _NORMS) / 4, rel_tol=2e-3)
     assert sizes["dp_shard", "all-gather"] == 2 * _MATRICES
+    assert report.compiler_options == {"xla_tpu_enable_latency_hiding_scheduler": "false"}
+    assert "\noptions    xla_tpu_enable_latency_hiding_scheduler=false\n" in to_text(report)
+    assert "<code>xla_tpu_enable_latency_hiding_scheduler=false</code>" in to_html(report)
+
+
+def test_a_saved_program_stands_for_compiling_where_the_step_is_the_same(slices, monkeypatch):
+    folder = slices.folder
+    step = open_saved_step(str(folder))
+    assert step.fingerprint["hardware"] == "8 x TPU v6 lite (2 slices of 2x2x1 chips)"
+    assert step.fingerprint["compiler_options.xla_tpu_enable_latency_hiding_scheduler"] == "false"
+    assert step.executable.stat().st_size > 2**16
+
+    monkeypatch.setattr(LoweredStep, "compile", lambda self: pytest.fail("compiled"))
+    assert compile_ahead_of_time(config_of(*_SLICES, f"--aot.load={folder}", "--training.steps=100")) == slices.report
+    with pytest.raises(ConfigError) as error:
+        compile_ahead_of_time(config_of("v6e-2x4", "--model.num_layers=1", f"--aot.load={folder}"))
+    assert str(error.value) == (
+        f"--aot.load: {folder} holds another step: hardware is 8 x TPU v6 lite (2x4x1 chips) here and 8 x "
+        "TPU v6 lite (2 slices of 2x2x1 chips) there, model.num_layers is 1 here and 2 there, "
+        "parallelism.data_parallel_shard is 8 here and 4 there, and 3 more; give what it was saved with, or leave this "
+        "out and save anew with --aot.save"
+    )
 
 
 def test_what_does_not_fit_is_named_with_its_module_and_a_cure():
@@ -173,10 +215,20 @@ def test_main_writes_the_report_and_compares(fsdp, tmp_path, monkeypatch, capsys
         "compile_ahead_of_time",
         lambda _: dataclasses.replace(fsdp, memory=dataclasses.replace(fsdp.memory, fits=False)),
     )
-    assert aot.main(config_of("v6e-2x2")) == 1
+    assert aot.main(config_of("v6e-2x2", f"--aot.save={new}")) == 1
+    assert capsys.readouterr().out.endswith(f"\nnot saved in {new}: it does not fit\n")
 
 
 def test_without_libtpu_one_line_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"--aot: compiling for a TPU needs the libtpu package; pip install libtpu=="):
         compile_ahead_of_time(config_of("v6e-2x2"))
+
+
+def test_without_torch_tpu_one_line_says_how_to_get_it(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch_tpu" else find_spec(name))
+    with pytest.raises(
+        ConfigError, match=r"^--aot.lowering: the torch_tpu package is not installed; pip install .*torch_tpu=="
+    ):
+        compile_ahead_of_time(config_of("v6e-2x2", "--aot.lowering=torch_tpu"))

@@ -12,6 +12,7 @@ from titan.core.config.validate import ConfigError, check_exists, check_writable
 from titan.core.data.config import DataConfig, TokenizerConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
+from titan.core.tpu_flags import TPU_FLAG_BUNDLES, check_tpu_flags, tpu_compiler_options
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
 from titan.graph.passes.memory_rules import parse_memory_policy
 from titan.models.llama3.config import Llama3Config
@@ -196,7 +197,12 @@ class CompileConfig:
     cache_folder: str = option(
         "~/.cache/titan/compile", "Folder of compiled programs, kept between runs. Empty: no cache."
     )
-
+    tpu_flag_bundles: tuple[str, ...] = option(
+        (), f"Named bundles of compiler options for TPUs: {', '.join(TPU_FLAG_BUNDLES)}."
+    )
+    tpu_flags: tuple[str, ...] = option(
+        (), "Compiler options for TPUs as NAME=VALUE; they override those of the bundles."
+    )
     memory_policy: str = option(
         "none",
         "What the backward pass needs of the forward: none keeps it all, full each layer's input, selective those and "
@@ -208,9 +214,10 @@ class CompileConfig:
     )
 
     def validate(self) -> None:
-        """Raises ConfigError for a folder that cannot be written, and what is no policy."""
+        """Raises ConfigError for a folder that cannot be written, options that make no sense, and what is no policy."""
         if self.cache_folder:
             check_writable_folder("compile.cache_folder", self.cache_folder)
+        check_tpu_flags(self.tpu_flag_bundles, self.tpu_flags)
         try:
             parse_memory_policy(self.memory_policy)
         except ValueError as error:
@@ -267,9 +274,34 @@ class AotConfig:
     report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
     page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
     compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
+    save: str = option(
+        "", "Folder to write the compiled training step to, by a run or by --aot. It replaces what was saved there."
+    )
+    load: str = option(
+        "",
+        "Folder that aot.save wrote: its training step is used in place of compiling one, if it is the step asked for. "
+        "It holds code: load none that you do not trust.",
+    )
+    lowering: str = option(
+        "titan",
+        "What lowers the captured graph's ATen ops to StableHLO: titan, or torch_tpu, whose own lowering needs the "
+        "torch_tpu package and no TPU.",
+        choices=("titan", "torch_tpu"),
+    )
 
     def validate(self) -> None:
-        """Raises ConfigError for a report that cannot be written or read."""
+        """Raises ConfigError for files that cannot be written or read, and for options of a compilation that is off.
+
+        Whether TorchTPU is installed is seen when the compilation starts.
+        """
+        if self.save and self.load:
+            raise ConfigError("aot.save", "what aot.load gives is saved already", "leave out one of the two")
+        if self.save:
+            check_writable_folder("aot.save", self.save)
+        if self.load:
+            check_exists("aot.load", self.load)
+        if self.lowering != "titan" and not self.enable:
+            raise ConfigError("aot.lowering", "only --aot chooses a lowering", "leave it out, or add --aot")
         for name in ("report", "page"):
             if path := getattr(self, name):
                 check_writable_folder(f"aot.{name}", os.path.dirname(os.path.expanduser(path)) or ".")
@@ -383,7 +415,20 @@ class Config:
 
     def _check_execution(self) -> None:
         tpu_config = self.tpu_config
-        if self.profiler.enable_profiling and not (tpu_config.use_graph_trainer and tpu_config.executor == "xla"):
+        is_xla = tpu_config.use_graph_trainer and tpu_config.executor == "xla"
+        for section, name in (
+            ("compile", "tpu_flag_bundles"),
+            ("compile", "tpu_flags"),
+            ("aot", "save"),
+            ("aot", "load"),
+        ):
+            if getattr(getattr(self, section), name) and not is_xla:
+                raise ConfigError(
+                    f"{section}.{name}",
+                    "only the xla executor compiles a whole step",
+                    "leave it out, or use that executor",
+                )
+        if self.profiler.enable_profiling and not is_xla:
             raise ConfigError(
                 "profiler.enable_profiling",
                 "the profiler is JAX's and would not see what PyTorch runs",
@@ -471,6 +516,13 @@ class Config:
                 f"{self.parallelism.data_parallel_replicate} is no multiple of the {tpu_slice.num_slices} slices, "
                 "between which only the sum of gradients should pass",
                 f"give {tpu_slice.num_slices}, or one slice",
+            )
+        options = tpu_compiler_options(self.compile.tpu_flag_bundles, self.compile.tpu_flags, tpu_slice.generation)
+        if dumps := [name for name in options if name.startswith("xla_dump")]:
+            raise ConfigError(
+                "compile.tpu_flags",
+                f"the report reads the compiler's dump itself, and {dumps[0]} is given",
+                "leave it out",
             )
         self.resolve_devices(tpu_slice.num_devices)
 

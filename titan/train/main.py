@@ -12,18 +12,27 @@ from titan.core.config import serialize
 from titan.core.config.flags import one_line_errors, parse
 from titan.core.config.validate import ConfigError
 from titan.train.config import Config
+from titan.train.variant import Variants
 
 
-def main(recipe: Config, argv: Sequence[str] | None = None) -> int:
+def main(recipe: Config, argv: Sequence[str] | None = None, *, variants: Variants | None = None) -> int:
     """Trains the recipe as changed by the command line.
+
+    Args:
+      recipe: the defaults of the flags.
+      argv: the command line; None: that of the process.
+      variants: the recipe on given hardware, for `--variant`; with --aot and --hardware that of the hardware is taken.
 
     Returns:
       The exit code: 0 when all steps are done, 128 + n when signal n stopped the run after a checkpoint, 1 when a
       checkpoint could not be read or written. Bad input ends the process with code 2.
     """
     with one_line_errors():
-        config = parse(sys.argv if argv is None else argv, recipe)
-        # Nothing that loads torch or jax is imported before the flags are known to be good.
+        bases = {hardware: variant.of(recipe) for hardware, variant in (variants or {}).items()}
+        config = parse(sys.argv if argv is None else argv, recipe, variants=bases, variant_flag="hardware")
+        # Nothing that loads torch or jax is imported before the flags are known to be good. Where TorchTPU is
+        # installed, importing torch would load it too, which changes what is captured.
+        os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
             from titan.train.launch import launch
 

@@ -1,5 +1,6 @@
 """The devices of a TPU slice that is not there: steps are compiled for them, and nothing is placed on them."""
 
+import importlib.util
 import pathlib
 import tempfile
 import time
@@ -10,19 +11,23 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
 from titan.core.hardware import accelerator_present
-from titan.core.tpu_slice import TpuSlice
 from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
 from titan.graph.aot.out_of_memory import out_of_device_memory
 from titan.graph.capture import StepFunction
 from titan.graph.executors.xla import XlaExecutable, lower_xla
+from titan.graph.lowering.table import LoweringError
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
+from titan.graph.torch_tpu.lower import lower_by_torch_tpu
 from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.compiler_options import compiler_options
+from titan.train.config import Config
 from titan.train.device_order import mesh_order
 from titan.train.runtime import CompileTarget
+from titan.train.saved_step import open_saved_step, step_fingerprint
 from titan.train.stacks import Stacks
 from titan.train.swaps.refusals import kernel_refusals
 
@@ -33,23 +38,34 @@ class AotRuntime(CompileTarget):
     Attributes:
       mesh, state_layouts: of the run, once `prepare` was called.
       compiler_version: the build of libtpu.
+      compiler_options: given to the compiler beyond its defaults.
       dump: what the compiler wrote of the program compiled last, whether it fits or not.
+      saved_step: the step that `--aot.load` names; None where it names none. It is taken in place of compiling.
+      fingerprint: of the training step compiled last, where `--aot.save` or `--aot.load` is given.
     """
 
     passes = (cross_entropy_backward,)
     process_count = 1  # one program for all hosts
 
-    def __init__(self, tpu_slice: TpuSlice, *, topology_aware: bool = True, cubes: bool = True):
+    def __init__(self, config: Config):
         """Loads libtpu, which describes the slice.
 
         Args:
-          tpu_slice: what to compile for.
-          topology_aware: whether mesh axes run along rings of the slice; else devices are taken as libtpu lists them.
-          cubes: whether shards of 64 chips are cubes; see `topology.assign`.
+          config: with `hardware`.
 
         Raises:
-          ConfigError: the libtpu package is not installed, or it knows no such slice.
+          ConfigError: the libtpu package is not installed, it knows no such slice or no such compiler option;
+            `--aot.load` names no saved step; or TorchTPU is to lower and is not installed.
         """
+        tpu_slice = config.tpu_slice
+        if config.aot.lowering == "torch_tpu" and importlib.util.find_spec("torch_tpu") is None:
+            raise ConfigError(
+                "aot.lowering",
+                "the torch_tpu package is not installed",
+                "pip install --no-deps torch_tpu==0.2.0 frozendict immutabledict portpicker pyzmq, or leave it out",
+            )
+        self._config = config
+        self.saved_step = open_saved_step(config.aot.load) if config.aot.load else None
         if jax.config.jax_platforms is None and not accelerator_present():
             # Else JAX would start libtpu for this machine's own TPUs first.
             jax.config.update("jax_platforms", "cpu")
@@ -62,19 +78,21 @@ class AotRuntime(CompileTarget):
         except RuntimeError as error:
             problem, _, cure = str(error).partition(": ")
             raise ConfigError("aot", problem, cure) from error
-        self._topology_aware, self._cubes = topology_aware, cubes
         self.num_devices = len(self._devices)
         self.device_kind = self._devices[0].device_kind
         # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).
         self.compiler_version = self._devices[0].client.platform_version.splitlines()[-1]
+        self.compiler_options = compiler_options(config.compile, self._devices[0])
         self.mesh = MeshSpec((), ())
         self.state_layouts: dict[str, TensorLayout] = {}
         self.dump = CompilerDump("", "", "", "")
+        self.fingerprint: dict[str, str] = {}
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
         """Keeps mesh and layouts, and puts the devices into mesh order."""
-        if self._topology_aware:
-            self._devices = tuple(mesh_order(self._devices, spec, cubes=self._cubes))
+        parallelism = self._config.parallelism
+        if parallelism.topology_aware:
+            self._devices = tuple(mesh_order(self._devices, spec, cubes=parallelism.hsdp_cubes))
         self.mesh = spec
         self.state_layouts = dict(layouts)
 
@@ -83,13 +101,28 @@ class AotRuntime(CompileTarget):
 
         Raises:
           OutOfDeviceMemoryError: the program does not fit into a device's memory.
-          ConfigError: the blocks of a kernel do not fit its vector memory.
+          ConfigError: the blocks of a kernel do not fit its vector memory, TorchTPU does not lower the step, or what
+            `--aot.load` names is not this step.
         """
+        if self._config.aot.lowering == "torch_tpu":
+            start = time.perf_counter()
+            try:
+                graph = lower_by_torch_tpu(graph)
+            except LoweringError as error:
+                raise ConfigError("aot.lowering", str(error), "leave it out: titan's own lowering may do it") from error
+            seconds["lower"] += time.perf_counter() - start
         # Libraries of kernels take the TPU's generation from JAX's default device.
         with tempfile.TemporaryDirectory() as folder:
             with jax.default_device(self._devices[0]), kernel_refusals():
-                lowered = lower_xla(graph, self._devices, compiler_options=dump_options(pathlib.Path(folder)))
+                options = {**self.compiler_options, **dump_options(pathlib.Path(folder))}
+                lowered = lower_xla(graph, self._devices, compiler_options=options)
             seconds["lower"] += lowered.lower_seconds
+            if self.saved_step or self._config.aot.save:
+                config = self._config.resolve_devices(self.num_devices)
+                self.fingerprint = step_fingerprint(config, lowered, self.compiler_options)
+            if self.saved_step:
+                self.saved_step.check(self.fingerprint)
+                return XlaExecutable(graph, lowered.mesh, None, lowered.lower_seconds, 0.0)
             start = time.perf_counter()
             try:
                 return lowered.compile()

@@ -16,15 +16,17 @@ from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction
 from titan.graph.executors.split import SplitExecutable, compile_split
-from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh
+from titan.graph.executors.xla import LoweredStep, XlaExecutable, abstract_arrays, jax_mesh, lower_xla
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compiled_step import Executable
+from titan.train.compiler_options import compiler_options
 from titan.train.config import Config
 from titan.train.device_order import mesh_order
 from titan.train.runtime import Runtime
+from titan.train.saved_step import open_saved_step, save_step, step_fingerprint
 from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
 from titan.train.swaps.refusals import kernel_refusals
@@ -38,7 +40,13 @@ class XlaRuntime(Runtime):
     captures_late = True
 
     def __init__(self, config: Config):
-        """Starts JAX. Must come before anything else that asks JAX for its devices."""
+        """Starts JAX. Must come before anything else that asks JAX for its devices.
+
+        Raises:
+          ConfigError: the TPU's compiler has no such option, or `--aot.load` names no saved step.
+        """
+        self._config = config
+        self._saved_step = open_saved_step(config.aot.load) if config.aot.load else None
         num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
         jax.config.update("jax_num_cpu_devices", num_virtual)
         if jax.config.jax_platforms is None and not accelerator_present():
@@ -48,19 +56,20 @@ class XlaRuntime(Runtime):
             # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so
             # with few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
             os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * num_virtual)))
-        if config.compile.cache_folder:
+        # A program that came out of the cache cannot be written to --aot.save: XLA:CPU has lost a part of it by then.
+        if config.compile.cache_folder and not config.aot.save:
             # Everything is cached, however quickly it compiled: a second start compiles nothing.
             folder = pathlib.Path(config.compile.cache_folder).expanduser()
             jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
             jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
             jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-        self._is_split = config.tpu_config.use_graph_split
         self._topology_aware, self._cubes = config.parallelism.topology_aware, config.parallelism.hsdp_cubes
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
         self.process_count = jax.process_count()
         self.device_kind = self._devices[0].device_kind
+        self._compiler_options = compiler_options(config.compile, self._devices[0])
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
         """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
@@ -73,11 +82,34 @@ class XlaRuntime(Runtime):
         self._abstract_by_layer = abstract_arrays(stacks.unstacked_layouts(layouts), spec, self._mesh)
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable | SplitExecutable:
-        """One program for all devices of the mesh, or several; adds what it took to the stages `lower` and `compile`."""
-        with kernel_refusals():
-            executable = (compile_split if self._is_split else compile_xla)(graph, self._devices)
+        """One program for all devices of the mesh, or several; adds what it took to the stages `lower` and `compile`.
+
+        Raises:
+          ConfigError: the blocks of a kernel do not fit, or what `--aot.load` names is not this training step.
+        """
+        options = self._compiler_options
+        if self._config.tpu_config.use_graph_split:
+            with kernel_refusals():
+                executable = compile_split(graph, self._devices, compiler_options=options)
+        else:
+            with kernel_refusals():
+                lowered = lower_xla(graph, self._devices, compiler_options=options)
+            executable = self._compile(lowered)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
+        return executable
+
+    def _compile(self, lowered: LoweredStep) -> XlaExecutable:
+        aot = self._config.aot
+        if not lowered.graph.updates_state or not (aot.save or self._saved_step):
+            return lowered.compile()
+        config = self._config.resolve_devices(self.num_devices)
+        wanted = step_fingerprint(config, lowered, self._compiler_options)
+        if self._saved_step:
+            return self._saved_step.load(lowered, wanted)
+        executable = lowered.compile()
+        if self.process_index == 0:
+            save_step(aot.save, executable, wanted)
         return executable
 
     def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:

@@ -5,6 +5,7 @@ only the flags that it sees on the command line. A configuration tree is frozen 
 So each section is handed to ml_collections as a mutable mirror together with the list of all its leaves, each flag
 gets a parser that knows the leaf's choices and limits, and the overridden values are then put into the frozen tree.
 A section that has a leaf `enable` is switched on by its name alone: `--aot` is `--aot.enable`.
+The defaults may come in several variants, of which `--variant` names one.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags
@@ -29,20 +30,32 @@ Config = TypeVar("Config")
 
 _COMMANDS = {
     "config_file": "config.json of an earlier run, to start from instead of the defaults; other flags override it.",
+    "variant": "Variant of the defaults to start from, where there are several; none: the defaults themselves.",
     "print_config": "Print the resolved configuration and exit.",
     "help": "Print an overview of the flags and exit.",
     "helpfull": "Print all flags and exit.",
 }
 
 
-def parse(argv: Sequence[str], default: Config) -> Config:
-    """The validated configuration that a command line asks for: `default`, or `--config_file`, with the given flags.
+NO_VARIANT = "none"
+"""Value of `--variant` that stands for the defaults themselves."""
+
+
+def parse(
+    argv: Sequence[str], default: Config, *, variants: Mapping[str, Config] | None = None, variant_flag: str = ""
+) -> Config:
+    """The validated configuration that a command line asks for: a base, with the given flags.
+
+    The base is `--config_file`, else the variant that `--variant` names, else `default`.
 
     Writes nothing to absl's global FLAGS, so it can be called any number of times.
 
     Args:
       argv: program name and arguments, as in `sys.argv`.
       default: frozen dataclass: the recipe.
+      variants: other bases of the same type, by name.
+      variant_flag: a flag whose value chooses the variant of that name, if there is one and `--variant` is not given; a
+        line on standard error says so.
 
     Raises:
       ConfigError: a bad flag or an invalid configuration.
@@ -52,9 +65,11 @@ def parse(argv: Sequence[str], default: Config) -> Config:
     _read(values, argv, default)
     if values["help"].value or values["helpfull"].value:
         print(full_help(default) if values["helpfull"].value else short_help(argv[0], default))
+        if variants:
+            print(f"Variants: {', '.join(variants)}")
         raise SystemExit(0)
-    base = _load(values["config_file"].value, type(default)) if values["config_file"].value else default
     overrides = _overrides(values, default)
+    base = _base(values, default, variants or {}, str(overrides.get(variant_flag, "")), variant_flag)
     absent = overrides.keys() - {leaf.path for leaf in leaves(base)}
     if absent:  # only with --config_file, where the file lacks an optional node that the default has
         raise ConfigError(
@@ -79,7 +94,7 @@ def one_line_errors() -> Iterator[None]:
 
 
 def define_flags(default: Any) -> flags.FlagValues:
-    """A new set of flags: one per leaf of `default`, and `--config_file`, `--print_config`, `--help`, `--helpfull`.
+    """A new set of flags: one per leaf of `default`, and those that are commands, such as `--print_config`.
 
     Args:
       default: frozen dataclass whose fields are leaves, and nodes (the sections) with leaves and nodes of their own.
@@ -88,7 +103,8 @@ def define_flags(default: Any) -> flags.FlagValues:
       TypeError: a field of the tree is not a valid leaf.
     """
     values = flags.FlagValues()
-    flags.DEFINE_string("config_file", "", _COMMANDS["config_file"], flag_values=values)
+    for name in ("config_file", "variant"):
+        flags.DEFINE_string(name, "", _COMMANDS[name], flag_values=values)
     for name in ("print_config", "help", "helpfull"):
         flags.DEFINE_bool(name, False, _COMMANDS[name], flag_values=values)
     for leaf in _root_leaves(default):
@@ -208,6 +224,27 @@ def _overrides(values: flags.FlagValues, default: Any) -> dict[str, Any]:
         overrides = config_flags.get_override_values(values[name])
         given |= {f"{name}.{path}": value for path, value in overrides.items()}
     return given
+
+
+def _base(
+    values: flags.FlagValues, default: Config, variants: Mapping[str, Config], flag_value: str, flag: str
+) -> Config:
+    """The configuration that flags are applied to; `flag_value` is that of the flag which may choose a variant."""
+    path, variant = values["config_file"].value, values["variant"].value
+    if path:
+        if variant not in ("", NO_VARIANT):
+            raise ConfigError("variant", "--config_file is a whole configuration", "leave out one of the two")
+        return _load(path, type(default))
+    if not variant and flag_value in variants:
+        cure = f"--variant={NO_VARIANT} leaves it out"
+        print(f"--{flag}={flag_value}: the variant of that name is the base; {cure}", file=sys.stderr)
+        return variants[flag_value]
+    if variant in ("", NO_VARIANT):
+        return default
+    if variant not in variants:
+        cure = f"give one of {', '.join(variants)}, or {NO_VARIANT}" if variants else "leave it out"
+        raise ConfigError("variant", f"{variant!r} is no variant of this recipe", cure)
+    return variants[variant]
 
 
 def _load(path: str, config_type: type[Config]) -> Config:

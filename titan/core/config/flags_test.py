@@ -112,6 +112,54 @@ def test_flag_for_a_node_that_the_config_file_lacks_is_refused(tmp_path):
         )
 
 
+_VARIANTS = {"small": Root(name="r", section=Section(steps=7)), "large": Root(name="r", section=Section(steps=9))}
+
+
+def of_variant(*arguments):
+    return parse(["program", *arguments], Root(name="r"), variants=_VARIANTS, variant_flag="section.kind")
+
+
+def test_variant_is_the_base_and_flags_override_it(capsys):
+    assert of_variant("--variant=small") == _VARIANTS["small"]
+    assert of_variant("--variant=small", "--section.steps=8").section.steps == 8
+    assert of_variant() == of_variant("--variant=none") == Root(name="r")
+    assert capsys.readouterr().err == ""
+
+
+def test_variant_is_chosen_by_its_flag_and_a_line_says_so(capsys, tmp_path):
+    variants = {"linear": _VARIANTS["small"]}
+
+    def chosen(*arguments):
+        config = parse(["program", "--section.kind=linear", *arguments], Root(), variants=variants, variant_flag=flag)
+        return config.section.steps, capsys.readouterr().err
+
+    flag = "section.kind"
+    line = "--section.kind=linear: the variant of that name is the base; --variant=none leaves it out\n"
+    assert chosen() == (7, line)
+    assert chosen("--variant=none") == (3, "")
+    save(Root(section=Section(steps=8)), str(tmp_path))
+    assert chosen(f"--config_file={tmp_path}/config.json") == (8, "")  # a whole configuration
+    flag = "section.steps"
+    assert chosen() == (3, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variant=smal"],
+         "--variant: 'smal' is no variant of this recipe; give one of small, large, or none"),
+        (["--variant=small", "--config_file=x"],
+         "--variant: --config_file is a whole configuration; leave out one of the two"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_variants_are_one_line(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        of_variant(*arguments)
+    assert str(error.value) == message
+    with pytest.raises(ConfigError, match="--variant: 'x' is no variant of this recipe; leave it out"):
+        run("--variant=x")
+
+
 def obeyed(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_:
         run(*arguments)

@@ -46,6 +46,7 @@ def to_html(report: Report) -> str:
         f"<h1>{title}</h1>",
         f"<p>{report.num_devices} devices on {report.num_chips} chips, mesh {html.escape(report.mesh)}; "
         f"{report.batch_size} sequences of {report.sequence_length} tokens a step</p>",
+        *_options(report.compiler_options),
         f'<p class="verdict {"good" if memory.fits else "bad"}">A device needs {_gib(memory.needed)} of '
         f"{_gib(memory.capacity)}: {verdict}.</p>",
         "<h2>Memory of a device at the peak</h2>",
@@ -72,6 +73,13 @@ def to_html(report: Report) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{_STYLE}</style>'
         f"</head><body>\n{chr(10).join(sections)}\n</body></html>\n"
     )
+
+
+def _options(options: Mapping[str, str]) -> list[str]:
+    if not options:
+        return []
+    shown = "<br>".join(f"<code>{html.escape(name)}={html.escape(value)}</code>" for name, value in options.items())
+    return [f"<p>Compiler options: {shown}</p>"]
 
 
 def _legend(parts: Iterable[str]) -> str:

@@ -113,6 +113,7 @@ class Report:
       mesh: the axes, in words.
       num_devices, num_chips: of all slices.
       batch_size, sequence_length: sequences in one step over all devices, and tokens in each.
+      compiler_options: given to the compiler beyond its defaults, by name.
       memory, collectives, compute: see there.
       modelled: see there; None of a program that does not fit.
       seconds: wall time by stage: capture, spmd_check, passes, lower, compile.
@@ -127,6 +128,7 @@ class Report:
     num_chips: int
     batch_size: int
     sequence_length: int
+    compiler_options: dict[str, str]
     memory: Memory
     collectives: tuple[CollectiveGroup, ...]
     compute: Compute

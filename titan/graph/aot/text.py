@@ -11,6 +11,7 @@ def to_text(report: Report) -> str:
     lines = [
         f"{report.name} on {report.hardware}: {report.num_devices} devices, {report.num_chips} chips, mesh "
         f"{report.mesh}; {report.batch_size} x {report.sequence_length} = {tokens:,} tokens a step",
+        *([f"options    {_options(report)}"] if report.compiler_options else []),
         "",
         *_memory(report.memory),
         "",
@@ -24,6 +25,10 @@ def to_text(report: Report) -> str:
         *(f"missing    {line}" for line in report.missing),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _options(report: Report) -> str:
+    return " ".join(f"{name}={value}" for name, value in report.compiler_options.items())
 
 
 def _memory(memory: Memory) -> list[str]:

@@ -67,7 +67,8 @@ class XlaExecutable:
     Attributes:
       graph: what was compiled.
       mesh: the devices that it runs on.
-      compiled: JAX's compiled program, for its memory and cost analysis.
+      compiled: JAX's compiled program, for its memory and cost analysis; None where a program that was compiled earlier
+        is known to be this step's, and its devices are not there to load it.
       lower_seconds: time to lower the graph to StableHLO.
       compile_seconds: time in the XLA compiler, or to load its result from the disk cache.
     """

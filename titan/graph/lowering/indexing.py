@@ -43,8 +43,13 @@ def _embedding_dense_backward(
         grad = grad / counts[rows].astype(grad.dtype)[:, None]
     if 0 <= padding_idx < num_weights:
         rows = jnp.where(rows == padding_idx, num_weights, rows)  # out of range: dropped
+    in_order = ctx.platform == "tpu"
+    if in_order:
+        # XLA:TPU adds sorted rows in place, else into a second copy of the whole gradient.
+        rows, order = lax.sort((rows, lax.iota(np.int32, len(rows))), num_keys=1)
+        grad = grad[order]
     zeros = jnp.zeros(ctx.shape, grad.dtype)
-    return zeros.at[rows].add(grad, mode="drop", wrap_negative_indices=False)
+    return zeros.at[rows].add(grad, mode="drop", wrap_negative_indices=False, indices_are_sorted=in_order)
 
 
 @lowering("aten.slice.Tensor")

@@ -16,6 +16,7 @@ from titan.graph.dialect import describe
 from titan.graph.lowering.control_flow import reversed_scan
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
 from titan.graph.lowering.kernels import find_lowering
+from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
 from titan.graph.reversed_scans import find_reversed_scans
 from titan.kernels.target import Target, lowering_for
@@ -29,9 +30,9 @@ def lower(
 ) -> Callable[..., tuple[Any, ...]]:
     """The JAX form of a captured graph.
 
-    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, `operator.getitem`, and
-    one output; every op carries its result's metadata in `node.meta["val"]`. Process group names are the names of mesh
-    axes.
+    The graph consists of placeholders, constants (`get_attr`), functional ops with a lowering, calls of StableHLO
+    (`StableHloCall`), `operator.getitem`, and one output; every op carries its result's metadata in `node.meta["val"]`.
+    Process group names are the names of mesh axes.
 
     Args:
       graph_module: the graph; it is read now and not kept.
@@ -144,7 +145,7 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
             continue
         function, context = None, None
         if node.target is not operator.getitem:
-            function = find_lowering(overload_name(node.target))
+            function = _lowering(node.target)
             if node in reversed_scans:
                 function = reversed_scan
             elif node in flips:
@@ -162,6 +163,10 @@ def _plan(graph: torch.fx.Graph, matmul_precision: jax.lax.Precision, platform: 
     return steps
 
 
+def _lowering(target: Any) -> Lowering | None:
+    return target if isinstance(target, StableHloCall) else find_lowering(overload_name(target))
+
+
 def _as_it_is(ctx: LoweringContext, tensor: jax.Array, *_: Any) -> jax.Array:
     return tensor
 
@@ -171,11 +176,7 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op in ("call_module", "call_method"):
             raise LoweringError(f"{describe(node)}: {node.op} is not in the dialect; capture the graph with make_fx")
-        if (
-            node.op == "call_function"
-            and node.target is not operator.getitem
-            and find_lowering(overload_name(node.target)) is None
-        ):
+        if node.op == "call_function" and node.target is not operator.getitem and _lowering(node.target) is None:
             missing[overload_name(node.target)].append(node)
     if missing:
         lines = [f"{name}: {len(nodes)} times, first: {describe(nodes[0])}" for name, nodes in sorted(missing.items())]

@@ -40,6 +40,7 @@ def _apply(forward: Loop, backward: Loop, policy: MemoryPolicy, prefetch: int) -
     action_of = actions([*given, *made], policy, reshard=True)
     turn = _Forward(forward)
     for node in (*given, *made):
+        node.meta["memory_policy"] = action_of[node]
         order = _memory_order(node.meta["val"]) if action_of[node] != "recompute" else None
         if order is None or (node in given and action_of[node] == "save"):
             continue

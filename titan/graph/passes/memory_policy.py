@@ -22,7 +22,8 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
     A value to be recomputed is made again from the nearest values that are kept, right before the part of the backward
     pass that needs it: the ops in between are duplicated, behind a barrier that holds them back until the gradient has
     come that far. A value to be offloaded is moved to host memory after it is made, and back before it is needed. A
-    loop over layers has the recomputation in its backward from the start: there, values to be kept are stacked.
+    loop over layers has the recomputation in its backward from the start: there, values to be kept are stacked. Each
+    forward op has the decision in `meta["memory_policy"]`.
 
     Args:
       policy: the rules.
@@ -35,6 +36,8 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
         graph = graph.copy()
         apply_to_loops(graph.module, policy, prefetch=prefetch)
         action_of = actions(filter(is_forward, graph.module.graph.nodes), policy, reshard=reshard)
+        for node, action in action_of.items():
+            node.meta["memory_policy"] = action
         for layer in _layers(graph.module.graph, action_of, prefetch):
             _rematerialize(layer, action_of)
         remove_unused(graph.module)
@@ -61,26 +64,33 @@ class _Layer:
 
 def _layers(graph: torch.fx.Graph, action_of: dict[torch.fx.Node, str], prefetch: int) -> list[_Layer]:
     # There is a backward pass for each microbatch.
-    passes: list[dict[str, _Layer]] = []
+    passes: list[dict[str, list[torch.fx.Node]]] = []
     in_backward = False
     for node in graph.nodes:
         if is_forward(node):
             in_backward = False
-        if node.op != "call_function" or node.meta.get("region") != "backward":
-            continue
-        if not in_backward:
-            in_backward = True
-            passes.append({})
-        if any(action_of.get(used, "save") != "save" for used in node.all_input_nodes):
-            layer = passes[-1].setdefault(block_of(node.meta.get("module_fqn", "")), _Layer([]))
-            layer.users.append(node)
-            gradients = (used for used in node.all_input_nodes if used.meta.get("region") == "backward")
-            layer.gradient = layer.gradient or next(gradients, None)
-    for layers in map(list, map(dict.values, passes)):
+        if node.op == "call_function" and node.meta.get("region") == "backward":
+            if not in_backward:
+                in_backward = True
+                passes.append({})
+            passes[-1].setdefault(block_of(node.meta.get("module_fqn", "")), []).append(node)
+    found = []
+    for ops_by_block in passes:
+        layers = [layer for ops in ops_by_block.values() if (layer := _layer(ops, action_of))]
         for index, layer in enumerate(layers):
             layer.gathers_after = layers[max(index - 1, 0)].gradient
             layer.reloads_after = layers[max(index - prefetch, 0)].gradient
-    return [layer for layers in passes for layer in layers.values()]
+        found += layers
+    return found
+
+
+def _layer(ops: list[torch.fx.Node], action_of: dict[torch.fx.Node, str]) -> _Layer | None:
+    """Out of a layer's backward ops; None where they find all that they read."""
+    users = [op for op in ops if any(action_of.get(used, "save") != "save" for used in op.all_input_nodes)]
+    if not users:
+        return None
+    read = (used for op in ops for used in op.all_input_nodes if used.meta.get("region") == "backward")
+    return _Layer(users, next((used for used in read if used < users[0]), None))
 
 
 def _rematerialize(layer: _Layer, action_of: dict[torch.fx.Node, str]) -> None:

@@ -5,8 +5,28 @@ import sys
 from titan.models.qwen3.config import qwen3_8b
 from titan.train.main import main
 from titan.train.recipes.qwen3_pretraining import qwen3_pretraining
+from titan.train.variant import Variant
 
 RECIPE = qwen3_pretraining(name="qwen3_8b", model=qwen3_8b(), learning_rate=3e-4, batch_size=1024)
 
+# Published for Qwen3 8B is 51 to 52% MFU with AdamW in the graph; hardware, batch, sequence and mesh are not, and are
+# ours.
+VARIANTS = {
+    "v6e-2x4": Variant(
+        source="ours: two sequences a device",
+        data_parallel_shard=8,
+        batch_size=16,
+        sequence_length=4096,
+        memory_policy="full",
+    ),
+    "tpu7x-4x4x4": Variant(
+        source="ours: the recipe's batch, eight sequences a device",
+        data_parallel_shard=128,
+        batch_size=1024,
+        sequence_length=4096,
+        memory_policy="full",
+    ),
+}
+
 if __name__ == "__main__":
-    sys.exit(main(RECIPE))
+    sys.exit(main(RECIPE, variants=VARIANTS))
