@@ -368,6 +368,7 @@ class Config:
         self._check_name()
         self._check_schedule()
         self._check_execution()
+        self._check_split()
         self._check_sizes()
         self._check_experts()
         self._check_aot()
@@ -441,18 +442,6 @@ class Config:
                     "the xla executor always compiles",
                     "leave it on, or add --tpu_config.executor=torch",
                 )
-            if tpu_config.use_graph_split and tpu_config.executor != "xla":
-                raise ConfigError(
-                    "tpu_config.use_graph_split",
-                    f"the {tpu_config.executor} executor compiles nothing that could be split",
-                    "leave it out, or use the xla executor",
-                )
-            if tpu_config.use_graph_split and tpu_config.use_scan_layers:
-                raise ConfigError(
-                    "tpu_config.use_graph_split",
-                    "use_scan_layers is on too, and a loop is one program or one for each turn",
-                    "give one of the two",
-                )
             return
         for name in ("use_scan_layers", "use_graph_split", "dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
@@ -461,6 +450,34 @@ class Config:
                     "there is no graph without the graph trainer",
                     "leave it out, or use the graph trainer",
                 )
+
+    def _check_split(self) -> None:
+        if not self.tpu_config.use_graph_split:
+            return
+        for given, problem, cure in (
+            (
+                self.tpu_config.executor != "xla",
+                f"the {self.tpu_config.executor} executor compiles nothing that could be split",
+                "leave it out, or use the xla executor",
+            ),
+            (
+                self.tpu_config.use_scan_layers,
+                "use_scan_layers is on too, and a loop over layers is one program or one for each turn",
+                "give one of the two",
+            ),
+            (
+                self.aot.save or self.aot.load,
+                "a step that is saved is one program",
+                "leave it out, or leave out aot.save and aot.load",
+            ),
+            (
+                self.aot.lowering != "titan",
+                f"aot.lowering={self.aot.lowering} lowers whole steps alone",
+                "give one of the two",
+            ),
+        ):
+            if given:
+                raise ConfigError("tpu_config.use_graph_split", problem, cure)
 
     def _check_sizes(self) -> None:
         if self.training.sequence_length > self.model.max_sequence_length:

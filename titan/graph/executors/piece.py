@@ -2,12 +2,12 @@
 
 import collections
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-import torch.fx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -18,6 +18,8 @@ from titan.graph.lowering.lower import lower
 from titan.graph.split import Loop, SplitStep, Straight
 from titan.kernels.target import Target
 from titan.parallel.layout import TensorLayout
+
+_NOT_A_WORD = re.compile(r"\W+")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,18 +145,18 @@ class Programs:
         taken = (*range(1, 1 + turn.num_carry), *range(num_arguments - sum(turn.is_written), num_arguments))
         return Signature(digest, (index, *arguments), (index, *results[: turn.num_carry], *stacked), taken, turn)
 
-    def lower(self, module: torch.fx.GraphModule, signature: Signature, options: Mapping[str, str]) -> Any:
+    def lower(self, piece: Straight | Loop, signature: Signature, options: Mapping[str, str]) -> Any:
         """JAX's lowered program of a piece.
 
         Args:
-          module: the piece's graph.
-          signature: what `signature` gave for the piece.
+          piece: one of the pieces.
+          signature: what `signature` gave for it.
           options: XLA options.
 
         Raises:
           LoweringError: see `lower`.
         """
-        function = lower(module, target=self._target)
+        function = lower(piece.module, target=self._target)
         if signature.turn:
             function = _one_turn(function, signature.turn)
         function = _within_device(function, signature)
@@ -166,6 +168,7 @@ class Programs:
                 out_specs=tuple(form.spec for form in signature.results),
                 check_vma=False,  # see lower_xla
             )
+        function.__name__ = f"piece_{_NOT_A_WORD.sub('_', piece.name)}"  # in profiles, and in the compile cache
         jitted = jax.jit(
             function,
             out_shardings=tuple(form.sharding(self._mesh) for form in signature.results),

@@ -177,7 +177,7 @@ def compile_split(
         try:
             for signature, piece in sorted(distinct.items(), key=lambda item: -len(item[1].module.graph.nodes)):
                 begin = time.perf_counter()
-                lowered = maker.lower(piece.module, signature, compiler_options or {})
+                lowered = maker.lower(piece, signature, compiler_options or {})
                 lower_seconds += time.perf_counter() - begin
                 started[signature] = pool.submit(_compile, piece.name, lowered, compile_program)
             programs = {signature: started[signature].result() for signature in distinct}
