@@ -9,6 +9,7 @@ from typing import Any
 from titan.core.config.validate import ConfigError
 from titan.graph.aot.buffers import temporaries
 from titan.graph.aot.collectives import find_collectives, group_collectives
+from titan.graph.aot.flops import program_flops
 from titan.graph.aot.hlo import parse_hlo
 from titan.graph.aot.html import to_html
 from titan.graph.aot.kernels import count_kernels
@@ -25,9 +26,10 @@ from titan.train.runtime_aot import AotRuntime
 from titan.train.saved_step import SavedStep, save_step
 from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
 
-# Splash attention has two matrix products in its forward kernel, three in that of dq and four in that of dk and dv. The
-# latter compute the scores anew: the model needs six.
-_SPLASH_MATMULS = 9 / 6
+# Matrix products of splash attention's kernels, which declare no cost, by how their names begin. The forward pass needs
+# two; each kernel of the backward pass computes the scores anew, as does the one that there is with a fused backward.
+_SPLASH_MATMULS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
+_SPLASH_FUSED_MATMULS = {**_SPLASH_MATMULS, "splash_mha_dkv": 5}
 
 _PACKAGES = ("jax", "jaxlib", "torch")
 
@@ -141,9 +143,10 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         collectives=group_collectives(find_collectives(module, mesh)) if module else (),
         compute=Compute(
             model_flops=model_flops,
-            compiled_flops=cost["flops"] * mesh.num_devices if "flops" in cost else None,
+            compiled_flops=program_flops(module, splash_flops(config)) * mesh.num_devices if module else None,
             hbm_bytes=cost.get("bytes accessed"),
             kernels=count_kernels(module) if module else {},
+            stablehlo_bytes=dump.stablehlo_bytes,
         ),
         modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
         seconds=dict(run.seconds),
@@ -162,16 +165,13 @@ def _modelled(run: Run, code: str, model_flops: float) -> ModelledTime:
     """
     config, tpu_slice, mesh, training = run.config, run.config.tpu_slice, run.mesh, run.config.training
     tokens = training.batch_size * training.sequence_length
-    attention_flops = model_flops - config.model.flops_per_token(0) * tokens
     module = parse_hlo(code)
     time = step_time(
         module,
         find_collectives(module, mesh),
         Links(tpu_slice.hardware, tpu_slice.shape),
         dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
-        undeclared_flops=_SPLASH_MATMULS * attention_flops / mesh.num_devices
-        if config.splash_attention_kernel.use_splash_attention_kernel
-        else 0.0,
+        splash_flops(config),
     )
     return ModelledTime(
         step_seconds=time.total,
@@ -183,6 +183,22 @@ def _modelled(run: Run, code: str, model_flops: float) -> ModelledTime:
         mfu=model_flops / time.total / (tpu_slice.num_chips * tpu_slice.hardware.peak_bf16_flops),
         undeclared_kernels=time.undeclared,
     )
+
+
+def splash_flops(config: Config) -> dict[str, float]:
+    """FLOPs of one call of each kernel of splash attention on one device, by how the kernels' names begin.
+
+    Args:
+      config: resolved for the devices.
+    """
+    training, model = config.training, config.model
+    of_step = model.flops_per_token(training.sequence_length) - model.flops_per_token(0)
+    of_step *= training.batch_size * training.sequence_length
+    # Forward and backward, which takes twice as many, have six matrix products.
+    matmul = of_step / 6 / model.num_layers / training.microbatches / config.parallelism.num_devices
+    fused = config.splash_attention_kernel.sa_use_fused_bwd_kernel
+    matmuls = _SPLASH_FUSED_MATMULS if fused else _SPLASH_MATMULS
+    return {prefix: num_matmuls * matmul for prefix, num_matmuls in matmuls.items()}
 
 
 def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:

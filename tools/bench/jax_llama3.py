@@ -171,7 +171,7 @@ def loss_sum(params: Params, batch: Batch, h: Hyperparameters) -> jax.Array:
     return jnp.sum(jnp.where(counted_BT, losses_BT, 0.0))
 
 
-def _update(
+def update(
     state: TrainState, grads: Params, grad_norm: jax.Array, learning_rate: jax.Array, h: Hyperparameters
 ) -> TrainState:
     """Clipping by the global norm, then AdamW; nothing changes where the norm is not finite."""
@@ -212,7 +212,7 @@ def _step(
     num_tokens = jnp.maximum(total(jnp.sum(batch["labels"] != -100)), 1).astype(jnp.float32)
     loss, grads = jax.value_and_grad(lambda params: loss_sum(gathered(params), batch, h) / num_tokens)(state.params)
     grad_norm = jnp.sqrt(total(sum(jnp.sum(grad * grad) for grad in jax.tree.leaves(grads))))
-    return _update(state, grads, grad_norm, learning_rate, h), total(loss)
+    return update(state, grads, grad_norm, learning_rate, h), total(loss)
 
 
 def _spec(shape: tuple[int, ...], num_devices: int) -> PartitionSpec:

@@ -24,12 +24,14 @@ class CompilerDump:
       code: the same after code generation, with estimates of cycles; not written if the program does not fit.
       assignment: which values share which memory.
       live_ranges: from when to when each value is needed, in steps of the schedule.
+      stablehlo_bytes: size of the text of the StableHLO that the compiler was given, with its locations.
     """
 
     hlo: str
     code: str
     assignment: str
     live_ranges: str
+    stablehlo_bytes: int = 0
 
 
 def dump_options(folder: pathlib.Path) -> dict[str, object]:
@@ -43,4 +45,4 @@ def read_dump(folder: pathlib.Path) -> CompilerDump:
     for name, suffix in _SUFFIXES.items():
         for path in sorted(folder.glob(f"*.{suffix}")):
             texts[name] = path.read_text(encoding="utf-8", errors="replace")
-    return CompilerDump(**texts)
+    return CompilerDump(**texts, stablehlo_bytes=sum(path.stat().st_size for path in folder.glob("*/module.mlir")))

@@ -68,16 +68,19 @@ class Compute:
 
     Attributes:
       model_flops: FLOPs that the model needs on all devices, without recompute (causal attention at half).
-      compiled_flops: FLOPs of the compiled program on all devices by XLA's cost analysis, which counts a loop's body
-        once and of a kernel what it declares; None where there is no program.
-      hbm_bytes: memory traffic of one device by the same analysis; None where there is no program.
+      compiled_flops: FLOPs of the compiled program on all devices, by the shapes of its matrix products, as often as
+        loops run them, and by what kernels declare; None where the compiler wrote no program.
+      hbm_bytes: memory traffic of one device by XLA's cost analysis, which counts a loop's body once; None of a program
+        that does not fit.
       kernels: Mosaic kernels by name, how often each is called.
+      stablehlo_bytes: size of the program as it was given to the compiler, in text.
     """
 
     model_flops: float
     compiled_flops: float | None
     hbm_bytes: float | None
     kernels: dict[str, int]
+    stablehlo_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +92,8 @@ class ModelledTime:
       matmuls, other, kernels, exposed_collectives: the seconds that it is made of.
       tokens_per_second_per_chip: at that time.
       mfu: model FLOPs at that time, as a fraction of the chips' peak.
-      undeclared_kernels: those that declare no cost. Splash attention among them is charged with attention's model
-        FLOPs and the recompute of its backward, all others with nothing.
+      undeclared_kernels: those that declare no cost. Splash attention among them is charged with the matrix products
+        of attention that it makes, all others with nothing.
     """
 
     step_seconds: float

@@ -79,7 +79,7 @@ def _compute(report: Report) -> list[str]:
         rows.append(("HBM traffic of a device", _gib(int(compute.hbm_bytes))))
     kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
     if report.memory.program is not None:
-        rows.append(("program", _gib(report.memory.program)))
+        rows.append(("program", f"{_gib(report.memory.program)}, of {_gib(compute.stablehlo_bytes)} of StableHLO"))
     rows.append(("Mosaic kernels", kernels or "none"))
     return ["compute    of all devices, in one step", *_table(rows)]
 

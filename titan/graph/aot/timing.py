@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from titan.core.hardware import Hardware
 from titan.graph.aot.collectives import Collective
 from titan.graph.aot.hlo import HBM, HloModule, Instruction
-from titan.graph.aot.kernels import is_kernel, kernel_name
+from titan.graph.aot.kernels import declared_cost, flops_of_call, is_kernel, kernel_name
+from titan.graph.aot.loops import runs, trip_count
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_DECLARED = re.compile(r'"cost_estimate":\{"flops":"(\d+)","transcendentals":"\d+","bytes_accessed":"(\d+)"')
 _MOVING = ("copy", "concatenate", "slice", "dynamic-slice", "transpose", "broadcast", "convert")
 _MATMULS = ("convolution", "dot")
 
@@ -34,7 +34,7 @@ class StepTime:
       other: all other instructions.
       kernels: Mosaic kernels.
       exposed_collectives: those during which nothing else runs.
-      undeclared: kernels that declare no cost, for which `undeclared_flops` stood in, or nothing.
+      undeclared: kernels that declare no cost, for which `kernel_flops` stood in, or nothing.
     """
 
     matmuls: float
@@ -88,7 +88,7 @@ def step_time(
     collectives: list[Collective],
     links: Links,
     axis_sizes: Mapping[str, int],
-    undeclared_flops: float,
+    kernel_flops: Mapping[str, float],
 ) -> StepTime:
     """The modelled time of a program.
 
@@ -97,7 +97,7 @@ def step_time(
       collectives: of this module.
       links: the slice's interconnect.
       axis_sizes: devices along each mesh axis.
-      undeclared_flops: of all calls together, one device's FLOPs in kernels that declare no cost.
+      kernel_flops: of one call of each kernel that declares no cost, see `kernels.flops_of_call`.
     """
     hardware = links.hardware
     turns = functools.cache(functools.partial(_turns, module))
@@ -107,13 +107,13 @@ def step_time(
         if not (times := turns(computation)):
             continue
         if is_kernel(instruction):
-            declared = _DECLARED.search(instruction.attributes)
-            if declared:
-                spent["kernels"] += times * max(
-                    int(declared[1]) / hardware.peak_bf16_flops * hardware.devices_per_chip,
-                    int(declared[2]) / hardware.hbm_bytes_per_second * hardware.devices_per_chip,
-                )
-            else:
+            declared = declared_cost(instruction)
+            flops, hbm_bytes = declared or (flops_of_call(instruction, kernel_flops), 0)
+            spent["kernels"] += times * max(
+                flops / hardware.peak_bf16_flops * hardware.devices_per_chip,
+                hbm_bytes / hardware.hbm_bytes_per_second * hardware.devices_per_chip,
+            )
+            if not declared:
                 undeclared[kernel_name(instruction)] = None
             continue
         cycles = _CYCLES.search(instruction.attributes)
@@ -124,10 +124,8 @@ def step_time(
             moved = 2 * sum(array.padded_bytes for array in instruction.arrays if array.space == HBM)
             seconds = moved * hardware.devices_per_chip / hardware.hbm_bytes_per_second
         spent["matmuls" if _has_matmul(module, instruction) else "other"] += times * seconds
-    if undeclared:
-        spent["kernels"] += undeclared_flops * hardware.devices_per_chip / hardware.peak_bf16_flops
     exposed = sum(
-        links.seconds(one, axis_sizes) * (turns(one.computation) or 1) for one in collectives if not one.asynchronous
+        links.seconds(one, axis_sizes) * runs(module, one.computation) for one in collectives if not one.asynchronous
     )
     return StepTime(**spent, exposed_collectives=exposed, undeclared=tuple(undeclared))
 
@@ -143,16 +141,6 @@ def _turns(module: HloModule, computation: str) -> int:
         elif instruction.opcode in ("call", "conditional"):
             times += _turns(module, caller)
     return times
-
-
-def trip_count(module: HloModule, loop: Instruction) -> int:
-    """The turns of a loop that counts from 0 in steps of 1 to the constant in its condition; 1 if there is none."""
-    condition = re.search(r"condition=%([\w.\-]+)", loop.attributes)
-    inner = list(module.computations.get(condition[1] if condition else "", ()))
-    # The comparison may have been made into a fusion.
-    inner += [one for instruction in tuple(inner) for name in instruction.called for one in module.computations[name]]
-    bounds = [int(one.literal) for one in inner if one.opcode == "constant" and re.fullmatch(r"-?\d+", one.literal)]
-    return max(bounds, default=1)
 
 
 def _has_matmul(module: HloModule, instruction: Instruction) -> bool:

@@ -9,7 +9,8 @@ import pytest
 from titan.core.hardware import HARDWARE
 from titan.graph.aot.collectives import find_collectives
 from titan.graph.aot.hlo import parse_hlo
-from titan.graph.aot.timing import Links, step_time, trip_count
+from titan.graph.aot.loops import trip_count
+from titan.graph.aot.timing import Links, step_time
 from titan.kernels.tpu_compile import compile_for_tpu
 from titan.parallel.mesh import MeshSpec
 
@@ -28,7 +29,13 @@ _PROGRAM = f"""\
   %v = f32[8,128]{{1,0}} get-tuple-element(%c), index=1
   %in_loop = f32[8,128]{{1,0}} fusion(%v), kind=kLoop, calls=%nothing, {_CYCLES % 1000}
   %summed = f32[8,128]{{1,0}} all-reduce(%in_loop), replica_groups={{{{0,1,2,3}}}}, to_apply=%nothing
+  %scattered = f32[2,128]{{1,0}} fusion(%in_loop), kind=kCustom, calls=%all-reduce-scatter.1
   ROOT %t = (s32[], f32[8,128]{{1,0}}) tuple(%i, %summed)
+}}
+%all-reduce-scatter.1 (s: f32[8,128]) -> f32[2,128] {{
+  %s = f32[8,128]{{1,0}} parameter(0)
+  %whole = f32[8,128]{{1,0}} all-reduce(%s), replica_groups={{{{0,1,2,3}}}}, to_apply=%nothing
+  ROOT %part = f32[2,128]{{1,0}} slice(%whole), slice={{[0:2], [0:128]}}
 }}
 %condition (d: (s32[], f32[8,128])) -> pred[] {{
   %d = (s32[], f32[8,128]{{1,0}}) parameter(0)
@@ -59,15 +66,15 @@ def test_time_is_what_the_compiler_estimates_and_kernels_declare():
     module = parse_hlo(_PROGRAM)
     mesh = MeshSpec(("dp_shard",), (4,))
     links = Links(HARDWARE["v6e"], (2, 2))
-    time = step_time(module, find_collectives(module, mesh), links, {"dp_shard": 4}, undeclared_flops=918e12)
+    time = step_time(module, find_collectives(module, mesh), links, {"dp_shard": 4}, {"si": 918e12})
     clock = 918e12 / 2**19  # 4 units of 256 x 256 multiply-adds
     assert time.matmuls == pytest.approx(5000 / clock)
     assert time.other == pytest.approx(7 * 1000 / clock)  # the loop has seven turns
     assert time.kernels == pytest.approx(1e-3 + 1.0 + 1.0)  # FLOPs at the peak, bytes at the bandwidth, and the given
     assert time.undeclared == ("silent",)
     # Two links, one for each neighbour; three quarters of each array, and an all-reduce twice.
-    gather, reduce = 32 * 128 * 4, 8 * 128 * 4
-    assert time.exposed_collectives == pytest.approx(0.75 * (gather + 7 * 2 * reduce) / 200e9)
+    gather, reduce, scatter = 32 * 128 * 4, 8 * 128 * 4, 8 * 128 * 4
+    assert time.exposed_collectives == pytest.approx(0.75 * (gather + 7 * (2 * reduce + scatter)) / 200e9)
     assert time.total == time.matmuls + time.other + time.kernels + time.exposed_collectives
 
 
