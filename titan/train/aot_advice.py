@@ -16,10 +16,16 @@ class _Change:
 def advice(config: Config, memory: Memory) -> tuple[str, ...]:
     """One line for each change: first those that should make it fit, the smallest first, then those that help.
 
-    The estimates take saved activations and temporaries as proportional to the tokens that a device has at a time, and
-    parameters and optimizer state as inversely proportional to the devices that they are sharded over.
+    The estimates take saved activations and temporaries as proportional to the tokens that a device has at a time,
+    parameters and optimizer state as inversely proportional to the devices that they are sharded over, and of what is
+    saved they take layer inputs to remain where those are saved alone.
     """
-    changes = [*_fewer_tokens(config, memory), *_kernels(config), *_more_devices(config, memory)]
+    changes = [
+        *_fewer_tokens(config, memory),
+        *_keep_less(config, memory),
+        *_kernels(config),
+        *_more_devices(config, memory),
+    ]
     fitting = [change for change in changes if change.needed is not None and change.needed <= memory.capacity]
     lines = []
     for change in [*fitting, *(change for change in changes if change not in fitting)]:
@@ -59,6 +65,31 @@ def _fewer_tokens(config: Config, memory: Memory) -> list[_Change]:
                 _by_tokens(memory, part),
             )
         )
+    return changes
+
+
+def _keep_less(config: Config, memory: Memory) -> list[_Change]:
+    saved = memory.at_peak.get(SAVED, 0)
+    policy = config.compile.memory_policy.partition(",")[0]
+    if not saved or policy == "offload":
+        return []
+    tokens = config.training.batch_size * config.training.sequence_length // config.training.microbatches
+    itemsize = 2 if config.parallelism.gather_dtype == "bfloat16" else 4
+    inputs = config.model.num_layers * config.model.dim * itemsize * tokens // config.parallelism.num_devices
+    changes = []
+    if policy != "full":
+        changes.append(
+            _Change(
+                "--compile.memory_policy=full: the backward pass computes each layer again from its input",
+                memory.needed - saved + min(inputs, saved),
+            )
+        )
+    changes.append(
+        _Change(
+            "--compile.memory_policy=offload: the same, and the layers' inputs wait in host memory",
+            memory.needed - saved,
+        )
+    )
     return changes
 
 

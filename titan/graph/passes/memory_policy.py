@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from titan.graph.passes.activations import actions, block_of, is_forward
+from titan.graph.passes.activations import actions, block_of, is_forward, is_free
 from titan.graph.passes.added_ops import add_barrier, add_offload, add_reload
 from titan.graph.passes.dead_code import remove_unused
 from titan.graph.passes.loop_memory import apply_to_loops
@@ -36,8 +36,10 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
         graph = graph.copy()
         apply_to_loops(graph.module, policy, prefetch=prefetch)
         action_of = actions(filter(is_forward, graph.module.graph.nodes), policy, reshard=reshard)
-        for node, action in action_of.items():
-            node.meta["memory_policy"] = action
+        for node in action_of:
+            if is_free(node) and all(action_of.get(used, "save") == "save" for used in node.all_input_nodes):
+                action_of[node] = "save"  # a view of what is there takes no memory
+            node.meta["memory_policy"] = action_of[node]
         for layer in _layers(graph.module.graph, action_of, prefetch):
             _rematerialize(layer, action_of)
         remove_unused(graph.module)
