@@ -256,11 +256,14 @@ def test_a_split_step_is_the_sum_of_its_calls(split, fsdp):
     calls = {row.name: row.calls for row in split.programs}
     assert calls["layers.* forward"] == calls["layers.* backward"] == _LAYERS
     assert sum(calls.values()) == len(calls) - 2 + 2 * _LAYERS
-    kinds = ("all-gather", "reduce-scatter")
-    for kind in kinds:
-        whole, pieces = ([row for row in report.collectives if row.kind == kind] for report in (fsdp, split))
-        assert sum(row.count for row in pieces) == sum(row.count for row in whole)
-        assert sum(row.bytes for row in pieces) == sum(row.bytes for row in whole)
+    gathers, of_whole = (
+        [row for row in report.collectives if row.kind == "all-gather"] for report in (split, fsdp)
+    )
+    assert sum(row.count for row in gathers) == sum(row.count for row in of_whole)
+    assert sum(row.bytes for row in gathers) == sum(row.bytes for row in of_whole)
+    # Of a gradient's two forms of reduction, an all-reduce included, the compiler chooses one.
+    reduced = sum(row.bytes for row in split.collectives if row.kind != "all-gather")
+    assert 4 * _MATRICES <= reduced < 1.01 * 4 * _MATRICES  # float32
     # Layers are computed once more, of four parts of work a fourth at most.
     assert 1 < split.compute.compiled_flops / fsdp.compute.compiled_flops < 4 / 3
     assert split.modelled.step_seconds > 0
@@ -270,13 +273,17 @@ def test_memory_of_a_split_step(split, fsdp):
     memory = split.memory
     for name in ("parameters", "optimizer_state", "batch"):
         assert getattr(memory, name) == getattr(fsdp.memory, name)
-    assert memory.host == _LAYERS * (16 // 4) * _SEQUENCE * _DIM * 2  # what each layer is given, bfloat16
-    state = memory.parameters + memory.optimizer_state
+    carry = (16 // 4) * _SEQUENCE * _DIM * 2  # what a layer is given, bfloat16
+    assert memory.host == _LAYERS * carry
     assert memory.needed == max(row.peak for row in split.programs) <= memory.capacity and memory.fits
     rows = {row.name: row for row in split.programs}
-    # The optimizer's program has the whole state and all gradients, which are as large as the parameters.
-    assert rows["backward, loss, optimizer"].held < 0.01 * state
-    assert memory.parameters <= memory.at_peak[BETWEEN] < 1.05 * memory.parameters
+    assert memory.needed == rows["layers.* backward"].peak
+    # All gradients but the embedding's, what goes from layer to layer, this layer's input and the next one's; the mask
+    # and the rotary embedding are smaller than a layer's input.
+    gradients = memory.parameters - 4 * _VOCAB * _DIM // 4
+    assert gradients + 3 * carry < memory.at_peak[BETWEEN] < gradients + 4 * carry
+    # The optimizer's program has the whole state and all gradients.
+    assert rows["backward, loss, optimizer"].held < carry
     # A layer's programs have all layers' weights, and leave alone the moments and the two large matrices outside.
     outside = memory.optimizer_state + 4 * 2 * _VOCAB * _DIM // 4
     assert outside <= rows["layers.* forward"].held < 1.05 * outside
