@@ -463,7 +463,7 @@ class Config:
             (
                 self.tpu_config.use_scan_layers,
                 "use_scan_layers is on too, and a loop over layers is one program or one for each turn",
-                "give one of the two",
+                "add --notpu_config.use_scan_layers, or leave this out",
             ),
             (
                 self.aot.save or self.aot.load,

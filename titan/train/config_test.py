@@ -116,7 +116,7 @@ def test_documented_flags_reach_the_tree():
          "leave it out, or use the graph trainer"),
         ("--tpu_config.use_graph_split --tpu_config.use_scan_layers",
          "--tpu_config.use_graph_split: use_scan_layers is on too, and a loop over layers is one program or one for "
-         "each turn; give one of the two"),
+         "each turn; add --notpu_config.use_scan_layers, or leave this out"),
         ("--tpu_config.use_graph_split --tpu_config.executor=torch",
          "--tpu_config.use_graph_split: the torch executor compiles nothing that could be split; "
          "leave it out, or use the xla executor"),
