@@ -29,6 +29,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.utils._pytree import tree_map
 
 from titan.graph.attribution import attribute_backward, current_attribution
+from titan.graph.region import region
 
 Tensors = tuple[torch.Tensor, ...]
 Body = Callable[[Tensors, dict[str, torch.Tensor], Tensors], Tensors]
@@ -165,10 +166,11 @@ def _forward_and_backward(
         found = torch.autograd.grad(
             list(itertools.compress(results, of_carry)), wanted, grads, allow_unused=True, materialize_grads=True
         )
-    found = [(grad.to_local() if isinstance(grad, DTensor) else grad).contiguous() for grad in found]
-    of_weights = found[num_grads : len(found) - num_totals]
-    of_shared = found[len(found) - num_totals :]
-    new_totals = [total + grad for total, grad in zip(totals, of_shared, strict=True)]
+    with region("backward"):
+        found = [(grad.to_local() if isinstance(grad, DTensor) else grad).contiguous() for grad in found]
+        of_weights = found[num_grads : len(found) - num_totals]
+        of_shared = found[len(found) - num_totals :]
+        new_totals = [total + grad for total, grad in zip(totals, of_shared, strict=True)]
     return tuple(result.detach() for result in results) + (*found[:num_grads], *new_totals, *of_weights)
 
 
@@ -196,7 +198,7 @@ def _trace(function: Callable[..., Tensors], forms: Sequence[_Form]) -> torch.fx
 def _take_forward(joint: torch.fx.GraphModule, num_skipped: int, num_carry: int) -> torch.fx.GraphModule:
     """The part of a joint graph that gives the next carry, as a body that also returns the carry that it was given.
 
-    The joint graph loses that output; the ops that both graphs have get a common name.
+    The joint graph loses that output; the forward's ops get a name, which is the same in both graphs.
 
     Args:
       num_skipped: leading inputs that the forward has not.
@@ -213,8 +215,11 @@ def _take_forward(joint: torch.fx.GraphModule, num_skipped: int, num_carry: int)
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     inputs = joint.graph.find_nodes(op="placeholder")[num_skipped:]
     for node in joint.graph.nodes:
-        if node in inputs or (node in needed and node.op != "placeholder"):
+        is_copied = node in inputs or (node in needed and node.op != "placeholder")
+        # What the backward alone reads of the forward, as attention's log-sum-exp, has a name too: it may be kept.
+        if is_copied or node.meta.get("region") == "forward":
             node.meta["turn_op"] = node.name
+        if is_copied:
             copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in (*results, *inputs[:num_carry])))
     output.args = (tuple(output.args[0][num_carry:]),)

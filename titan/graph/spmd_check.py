@@ -129,7 +129,7 @@ def _around(module: torch.fx.GraphModule, loop: torch.fx.Node, varying: dict[tor
         results = [inside[node] for node in body.graph.output_node().args[0]]
         wider = [before | after for before, after in zip(carry, results)]
         if wider == carry:
-            return [*carry, *results[len(carry) :]]
+            return results
         carry = wider
 
 

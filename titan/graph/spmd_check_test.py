@@ -9,6 +9,7 @@ from torch._higher_order_ops.scan import scan
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from titan.graph.capture import StepFunction, capture
+from titan.graph.scan_layers import scan_layers
 from titan.graph.spmd_check import SpmdError, check_spmd
 from titan.graph.steps_for_test import HSDP, all_reduce, capture_metric, capture_training
 from titan.parallel.axis_index import axis_index
@@ -79,6 +80,73 @@ def test_a_rank_in_the_body_of_a_loop_is_refused() -> None:
 
     with pytest.raises(SpmdError, match="arguments mul, 0 .* and mul, 3 "):
         _check(loop)
+
+
+def _check_training_in_a_loop(axes: tuple[str, ...]) -> None:
+    """Holds a step that trains a replicated scale of each of three layers, whose gradient is summed over `axes`."""
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight, mesh):
+            ctx.mesh = mesh
+            return weight.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            for axis in axes:
+                grad = all_reduce(grad, ctx.mesh, axis)
+            return grad, None
+
+    def make_step(mesh) -> StepFunction:
+        def call(state, batch):
+            weight = state["w"].detach().requires_grad_()
+            (y,) = scan_layers(
+                lambda carry, weights, _: ((carry[0] * Scale.apply(weights["w"], mesh)).tanh(),),
+                (batch["x"],),
+                {"w": weight},
+                (),
+            )
+            return {"w": state["w"] - torch.autograd.grad(y.sum(), weight)[0]}, {}
+
+        return StepFunction(call, nn.Module())
+
+    weights = TensorLayout((3, 8), torch.float32, (Replicate(), Replicate()))
+    rows = TensorLayout((16, 8), torch.float32, (Shard(0), Shard(0)))
+    check_spmd(*(capture(make_step, {"w": weights}, {"x": rows}, HSDP, rank=rank) for rank in (0, _LAST)))
+
+
+def test_a_gradient_that_is_summed_in_a_loop_passes_and_one_that_is_not_is_refused() -> None:
+    _check_training_in_a_loop(HSDP.axis_names)
+    for axis, other in (HSDP.axis_names, reversed(HSDP.axis_names)):
+        with pytest.raises(SpmdError, match=f"w is to be equal along mesh axis {axis} and may differ: node sub"):
+            _check_training_in_a_loop((other,))
+
+
+def test_what_comes_around_a_loop_is_followed() -> None:
+    def loop(x: torch.Tensor, mesh, *, equalise: bool) -> torch.Tensor:
+        def turn(carry, weights, _):
+            # What differs between ranks reaches the first value in the third turn.
+            first, second, third = carry
+            first = first + second
+            if equalise:
+                first = all_reduce(first, mesh, "dp_shard")
+            return first, second + third, third * axis_index(mesh, "dp_shard")
+
+        return scan_layers(turn, (x, x, x), {"w": x}, ())[0]
+
+    with pytest.raises(SpmdError, match="metric is to be equal along mesh axis dp_shard and may differ"):
+        _check(lambda x, mesh: loop(x, mesh, equalise=False))
+    _check(lambda x, mesh: loop(x, mesh, equalise=True))
+
+
+def test_what_differs_before_a_loop_that_makes_it_equal_passes() -> None:
+    def loop(x: torch.Tensor, mesh) -> torch.Tensor:
+        def turn(carry, weights, _):
+            return (all_reduce(carry[0], mesh, "dp_shard"),)
+
+        return scan_layers(turn, (x * axis_index(mesh, "dp_shard"),), {"w": x}, ())[0]
+
+    _check(loop)
 
 
 def test_a_training_step_passes() -> None:

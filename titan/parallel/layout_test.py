@@ -50,3 +50,17 @@ def test_a_mesh_without_axes_needs_no_placements() -> None:
 def test_placements_that_do_not_fit(layout: TensorLayout, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layout.local_shape(_MESH)
+
+
+@pytest.mark.parametrize("placements", [(Replicate(), Shard(0)), (Shard(1), Shard(0)), (Replicate(), Replicate())])
+def test_a_stack_is_sharded_as_its_entries_are(placements: tuple[Placement, ...]) -> None:
+    entry = _layout((16, 6), *placements)
+    stack = entry.stacked(5)
+    assert stack.local_shape(_MESH) == (5, *entry.local_shape(_MESH))
+    assert stack.axes_by_dim(_MESH) == ((), *entry.axes_by_dim(_MESH))
+    assert stack.unstacked() == entry
+
+
+def test_a_stack_that_is_sharded_along_its_entries_has_no_layout_of_one() -> None:
+    with pytest.raises(ValueError, match="the first dim of TensorLayout.* is sharded: no device has a whole entry"):
+        _layout((8, 8), Shard(0), Replicate()).unstacked()

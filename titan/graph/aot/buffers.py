@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from titan.graph.aot.compiler_dump import CompilerDump
 from titan.graph.aot.hlo import HBM, HloModule, Instruction, parse_arrays
+from titan.graph.aot.origin import origin
 
 _ALLOCATION = re.compile(r"^allocation \d+: size \d+(?:, color (?P<space>\d+))?(?P<kind>.*):$")
 _VALUE = re.compile(r"^ value: <\d+ (?P<name>\S+) @\d+> \(size=(?P<size>\d+),offset=(?P<offset>\d+)\): (?P<shape>.*)$")
@@ -146,13 +147,19 @@ def _users(module: HloModule) -> dict[str, list[Instruction]]:
 
 
 def _op_name(instruction: Instruction | None, neighbours: Callable[[Instruction], Iterable[Instruction]]) -> str:
-    """The instruction's name by JAX, or that of the nearest instruction reached by `neighbours`, which has one."""
+    """The instruction's name by JAX, or that of the nearest instruction reached by `neighbours`, which has one.
+
+    A name that says which part of the step it belongs to is taken before a nearer one that does not.
+    """
     pending = collections.deque([instruction] if instruction else [])
+    vague = ""
     for _ in range(64):  # what the compiler makes up is near to what it is made for
         if not pending:
             break
         one = pending.popleft()
-        if "/" in one.op_name:
+        if origin(one.op_name).region:
             return one.op_name
+        if "/" in one.op_name:
+            vague = vague or one.op_name
         pending.extend(neighbours(one))
-    return ""
+    return vague

@@ -27,9 +27,12 @@ class Origin:
 
 
 def origin(op_name: str) -> Origin:
-    """Reads a name such as "jit(run)/shard_map/forward/layers.0.attention.wq/dot_general"."""
+    """Reads a name such as "jit(run)/shard_map/forward/layers.0.attention.wq/dot_general".
+
+    What is in the body of a loop has the region and the module of the loop before its own.
+    """
     parts = op_name.split("/") if op_name else []
-    region = next((index for index, part in enumerate(parts) if part in REGIONS), None)
+    region = next((index for index in reversed(range(len(parts))) if parts[index] in REGIONS), None)
     if region is None:
         return Origin("", "", parts[-1] if parts else "")
     rest = parts[region + 1 :]

@@ -55,7 +55,8 @@ def actions(nodes: Iterable[torch.fx.Node], policy: MemoryPolicy, *, reshard: bo
 
     Views and constants are always made again. An op with several results is made again if one of them is; what is saved
     or offloaded are the results. A layer's parameters are gathered again or kept whatever the rules say; those outside
-    of layers, of the head for one, are kept, since the forward pass ends and the backward pass begins with them.
+    of layers, of the head for one, are kept, since the forward pass ends and the backward pass begins with them. So is
+    what a layer gives to what comes after all layers: else it would be made twice, for that and for the layer itself.
 
     Args:
       nodes: the forward ops of one graph, and inputs that stand for what a layer is given.
@@ -63,19 +64,19 @@ def actions(nodes: Iterable[torch.fx.Node], policy: MemoryPolicy, *, reshard: bo
       reshard: gather the parameters of layers again.
     """
     nodes = list(nodes)
-    layer_inputs = _layer_inputs(nodes)
+    given_to = _given_to(nodes)
     found = {}
     for node in nodes:
         if isinstance(node.meta["val"], torch.Tensor):
-            found[node] = _action(node, layer_inputs.get(node, ""), policy, reshard)
+            found[node] = _action(node, given_to.get(node), policy, reshard)
         else:
             found[node] = "recompute"
     return found
 
 
-def _action(node: torch.fx.Node, given_to: str, policy: MemoryPolicy, reshard: bool) -> str:
+def _action(node: torch.fx.Node, given_to: str | None, policy: MemoryPolicy, reshard: bool) -> str:
     maker = node.args[0] if node.target is operator.getitem else node
-    if maker.target is torch.ops.higher_order.scan:
+    if maker.target is torch.ops.higher_order.scan or given_to == "":
         return "save"
     if given_to:
         return policy.action(given_to, "input", in_layer=True)
@@ -99,19 +100,25 @@ def _kind(node: torch.fx.Node) -> str | None:
     return None
 
 
-def _layer_inputs(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, str]:
-    """Values that one layer is given by another, or by what comes before all layers, with the layer that is given them.
+def _given_to(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, str]:
+    """Values that one layer, or what comes before all layers, makes and the next layer alone reads, with that layer.
 
-    What all layers share, such as a mask, is given to several and is not meant.
+    For what a layer gives to what comes after all layers, "". What several layers share, such as a mask, is not meant,
+    were it two of them and made in the first.
     """
+    blocks = list(dict.fromkeys(block_of(node.meta.get("module_fqn", "")) for node in nodes))
     found = {}
     for node in nodes:
         own = block_of(node.meta.get("module_fqn", ""))
-        users = {block_of(user.meta.get("module_fqn", "")) for user in node.users if is_forward(user)}
-        if len(users - {own, ""}) == 1 and isinstance(node.meta["val"], torch.Tensor):
-            source = node
-            while is_free(source) and source.all_input_nodes:
-                source = source.all_input_nodes[0]
-            if source.meta["val"].is_floating_point() and not source.meta.get("parameter_gather"):
-                found[source] = (users - {own, ""}).pop()
+        users = {block_of(user.meta.get("module_fqn", "")) for user in node.users if is_forward(user)} - {own}
+        users = users - {""} or users
+        if len(users) != 1 or not isinstance(node.meta["val"], torch.Tensor):
+            continue
+        (user,) = users
+        source = node
+        while is_free(source) and source.all_input_nodes:
+            source = source.all_input_nodes[0]
+        is_next = not (own and user) or blocks.index(user) == blocks.index(own) + 1
+        if is_next and source.meta["val"].is_floating_point() and not source.meta.get("parameter_gather"):
+            found[source] = user
     return found

@@ -42,8 +42,9 @@ def _prune_loop(module: torch.fx.GraphModule, scan: torch.fx.Node) -> None:
     scan.meta["val"] = tuple(scan.meta["val"][index] for index in kept)
     remove_unused(body)
     inputs = body.graph.find_nodes(op="placeholder")[len(init) :]
-    # The first stack stays in any case: it gives the loop its length.
-    used = [bool(node.users) or index == 0 for index, node in enumerate(inputs)]
+    used = [bool(node.users) for node in inputs]
+    if not any(used[: len(stacks)]):
+        used[0] = True  # it gives the loop its length
     for node, is_used in zip(inputs, used):
         if not is_used:
             body.graph.erase_node(node)

@@ -76,6 +76,7 @@ class Loop:
     def _add_input(self, after: torch.fx.Node, source: torch.fx.Node, value: torch.Tensor) -> torch.fx.Node:
         with self.body.inserting_after(after):
             added = self.body.placeholder(f"kept_{source.name}")
+        added.target = added.name  # unique, unlike what it was made from
         added.meta = {"val": value}
         return added
 

@@ -39,10 +39,8 @@ def _apply(forward: Loop, backward: Loop, policy: MemoryPolicy, prefetch: int) -
     made = [node for node in backward.body.nodes if node.op == "call_function" and "turn_op" in node.meta]
     action_of = actions([*given, *made], policy, reshard=True)
     turn = _Forward(forward)
-    for node in (*given, *made):
-        node.meta["memory_policy"] = action_of[node]
-        order = _memory_order(node.meta["val"]) if action_of[node] != "recompute" else None
-        if order is None or (node in given and action_of[node] == "save"):
+    for node, order in _wanted(backward, action_of).items():
+        if node in given and action_of[node] == "save":
             continue
         source = turn.find(node)
         is_permuted = order != sorted(order)
@@ -56,7 +54,27 @@ def _apply(forward: Loop, backward: Loop, policy: MemoryPolicy, prefetch: int) -
             with backward.body.inserting_before(_first_op(backward)):
                 inverse = sorted(range(len(order)), key=order.__getitem__)
                 kept = add_op(backward.body, aten.permute.default, (kept, inverse), node.meta["val"], like=node)
+        kept.meta["turn_op"] = node.meta["turn_op"]
         node.replace_all_uses_with(kept)
+    for node in made:
+        node.meta |= {"memory_policy": action_of[node], "region": "backward"}
+
+
+def _wanted(backward: Loop, action_of: dict[torch.fx.Node, str]) -> dict[torch.fx.Node, list[int]]:
+    """The values not to be made again that the backward has a use for, with their dims as they lie in memory."""
+    found: dict[torch.fx.Node, list[int]] = {}
+    seen, pending = set(), [backward.body.output_node()]
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        order = _memory_order(node.meta["val"]) if action_of.get(node, "recompute") != "recompute" else None
+        if order is None:
+            pending.extend(node.all_input_nodes)
+        else:
+            found[node] = order
+    return {node: found[node] for node in action_of if node in found}
 
 
 def _memory_order(value: torch.Tensor | tuple) -> list[int] | None:

@@ -40,8 +40,9 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
             if is_free(node) and all(action_of.get(used, "save") == "save" for used in node.all_input_nodes):
                 action_of[node] = "save"  # a view of what is there takes no memory
             node.meta["memory_policy"] = action_of[node]
+        offloaded: dict[torch.fx.Node, torch.fx.Node] = {}
         for layer in _layers(graph.module.graph, action_of, prefetch):
-            _rematerialize(layer, action_of)
+            _rematerialize(layer, action_of, offloaded)
         remove_unused(graph.module)
         return graph
 
@@ -95,8 +96,14 @@ def _layer(ops: list[torch.fx.Node], action_of: dict[torch.fx.Node, str]) -> _La
     return _Layer(users, next((used for used in read if used < users[0]), None))
 
 
-def _rematerialize(layer: _Layer, action_of: dict[torch.fx.Node, str]) -> None:
-    """Gives a layer's backward ops what they need."""
+def _rematerialize(
+    layer: _Layer, action_of: dict[torch.fx.Node, str], offloaded: dict[torch.fx.Node, torch.fx.Node]
+) -> None:
+    """Gives a layer's backward ops what they need.
+
+    Args:
+      offloaded: values moved to host memory so far, for this layer or one before; those of this one are added.
+    """
 
     def is_kept(node: torch.fx.Node) -> bool:
         return action_of.get(node, "save") == "save"
@@ -116,10 +123,11 @@ def _rematerialize(layer: _Layer, action_of: dict[torch.fx.Node, str]) -> None:
     made: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in needed:
         if action_of[node] == "offload":
-            with node.graph.inserting_before(node.next):
-                moved = add_offload(node)
+            if node not in offloaded:
+                with node.graph.inserting_before(node.next):
+                    offloaded[node] = add_offload(node)
             with node.graph.inserting_before(first):
-                made[node] = add_reload(moved, node, layer.reloads_after)
+                made[node] = add_reload(offloaded[node], node, layer.reloads_after)
             continue
         available = {**behind.get(not_before(node), {}), **made}
         with node.graph.inserting_before(first):

@@ -1,0 +1,275 @@
+"""Steps of small models for tests: in every form (scanned or not, any mesh, any memory policy), captured and run once."""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from titan.core.init import init_plan, sample
+from titan.graph.capture import capture
+from titan.graph.executors.torch import TorchExecutable
+from titan.graph.passes.pipeline import run_passes
+from titan.graph.spmd_check import check_spmd
+from titan.graph.step_graph import StepGraph
+from titan.models.llama3.config import Llama3Config
+from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
+from titan.parallel.mesh import MeshSpec
+from titan.parallel.simple_fsdp import ShardingPolicy
+from titan.train.build import graph_passes
+from titan.train.config import CompileConfig, Config, OptimizerConfig, ParallelismConfig, TpuConfig
+from titan.train.stacks import Stacks
+from titan.train.state import (
+    EXP_AVG,
+    LEARNING_RATE,
+    PARAMS,
+    PER_PARAMETER,
+    batch_layouts,
+    eval_state_layouts,
+    parameter_layouts,
+    train_state_layouts,
+)
+from titan.train.step import StepBuilder
+from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
+
+NUM_DEVICES = 4
+os.environ.setdefault("NPROC", str(4 * NUM_DEVICES))  # see XlaRuntime
+
+import jax  # noqa: E402 (after NPROC)
+
+jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
+
+from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh  # noqa: E402
+
+ONE = MeshSpec((), ())
+FSDP = MeshSpec(("dp_shard",), (2,))
+HSDP = MeshSpec(("dp_replicate", "dp_shard"), (2, 2))
+BATCH, LENGTH = 8, 16
+DIM, FFN_DIM, NUM_LAYERS, NUM_STEPS = 32, 48, 3, 3
+
+_SIZES = {"vocab_size": 100, "dim": DIM, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+
+
+def _patterned() -> Any:
+    """A wide and a narrow layer in turn, twice, and a wide one alone."""
+    wide = Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=5).components()
+    narrow = Llama3Config(**_SIZES, ffn_dim=FFN_DIM // 2, num_layers=5, attention="sdpa").components()
+    layers = tuple((narrow if index % 2 else wide).layers[index] for index in range(5))
+    return dataclasses.replace(wide, layers=layers)
+
+
+MODELS = {
+    "llama3": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS).components,
+    "llama3_deep": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=4 * NUM_LAYERS).components,
+    "qwen3": Qwen3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS, tie_embeddings=True).components,
+    "qwen3_moe": Qwen3MoeConfig(
+        **_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24
+    ).components,
+    "pattern": _patterned,
+}
+"""Name to what makes the component tree."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One form of one model's step.
+
+    Attributes:
+      model: a key of `MODELS`.
+      mesh: the devices.
+      scan: whether layers are loops.
+      memory_policy, prefetch, reshard: the flags of these names.
+      microbatches: parts of the batch.
+      gather_dtype: that of the parameters in use.
+    """
+
+    model: str
+    mesh: MeshSpec = ONE
+    scan: bool = False
+    memory_policy: str = "none"
+    prefetch: int = 1
+    reshard: bool = True
+    microbatches: int = 1
+    gather_dtype: torch.dtype | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the steps gave.
+
+    Attributes:
+      metrics: those of each step.
+      gradients: parameter, layer by layer, to a tenth of its clipped gradient in the first step (the first moment).
+      parameters: the same after the last step.
+    """
+
+    metrics: list[dict[str, float]]
+    gradients: dict[str, np.ndarray]
+    parameters: dict[str, np.ndarray]
+
+
+@functools.cache
+def _components(model: str) -> Any:
+    return MODELS[model]()
+
+
+@functools.cache
+def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
+    tree = _components(case.model)
+    build = (with_scanned_layers(tree) if case.scan else tree).build
+    stacks = Stacks(stacked_parameters(build()))
+    policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
+    layouts = parameter_layouts(build(), case.mesh, policy, stacks)
+    return StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+
+
+@functools.cache
+def batch(microbatches: int = 1) -> dict[str, np.ndarray]:
+    """Two documents in each row, and in some rows padding after them."""
+    random = np.random.default_rng(0)
+    index = np.arange(LENGTH)[None]
+    cut, end = random.integers(3, 8, (BATCH, 1)), random.integers(10, LENGTH + 1, (BATCH, 1))
+    tokens = random.integers(0, 100, (BATCH, LENGTH))
+    segment_ids = np.where(index >= end, 0, np.where(index >= cut, 2, 1))
+    arrays = {
+        "tokens": tokens,
+        "labels": np.where(segment_ids > 0, np.roll(tokens, -1, 1), -100),
+        "positions": np.where(index >= cut, index - cut, index),
+        "segment_ids": segment_ids,
+    }
+    parts = {name: array.astype(np.int32).reshape(microbatches, -1, LENGTH) for name, array in arrays.items()}
+    return {**parts, LEARNING_RATE: np.float32(1e-3)}
+
+
+@functools.cache
+def _parameters(model: str) -> dict[str, np.ndarray]:
+    built = _components(model).build()
+    plan = init_plan(built)
+    return {
+        name: np.array(sample(plan[name], 0, name, tuple(weight.shape), "float32"))
+        for name, weight in built.named_parameters()
+    }
+
+
+def _state(case: Case, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    _, stacks = _builder(case)
+    by_layer = {f"{PARAMS}{name}": array for name, array in _parameters(case.model).items()}
+    state = {name: np.zeros(layout.shape, str(layout.dtype).removeprefix("torch.")) for name, layout in layouts.items()}
+    parameters = [name for name in layouts if name.startswith(PARAMS)]
+    return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, parameters, np.stack)}
+
+
+@functools.cache
+def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
+    """The step before its passes; on a mesh it has passed the SPMD check."""
+    steps, _ = _builder(case)
+    step = steps.eval_step if evaluate else steps.train_step
+    shapes = {
+        name: np.shape(array)
+        for name, array in batch(case.microbatches).items()
+        if not (evaluate and name == LEARNING_RATE)
+    }
+    state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
+    layouts = state, batch_layouts(shapes, case.mesh, steps.policy)
+    graph = capture(step, *layouts, case.mesh)
+    if case.mesh.num_devices > 1:
+        check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))
+    return graph
+
+
+@functools.cache
+def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
+    """The step after the passes that the flags of `case` mean."""
+    config = Config(
+        compile=CompileConfig(memory_policy=case.memory_policy, offload_prefetch=case.prefetch),
+        parallelism=ParallelismConfig(reshard_after_forward=case.reshard),
+        tpu_config=TpuConfig(use_scan_layers=case.scan),
+    )
+    # All cases that the policy alone tells apart share a capture.
+    before = dataclasses.replace(case, memory_policy="none", prefetch=1, reshard=True)
+    return run_passes(captured(before, evaluate=evaluate), graph_passes(config))[0]
+
+
+# The programs are run three times each: effort in generating machine code is wasted. It changes no pass over HLO.
+_FAST_COMPILE = {
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_use_fusion_emitters": False,
+}
+
+
+@functools.cache
+def compiled(case: Case, *, evaluate: bool = False) -> XlaExecutable:
+    """The step as an XLA program."""
+    return compile_xla(graph_of(case, evaluate=evaluate), jax.devices(), compiler_options=_FAST_COMPILE)
+
+
+@functools.cache
+def run_xla(case: Case) -> Outcome:
+    """Three training steps on one batch."""
+    executable = compiled(case)
+    graph = executable.graph
+    abstract = abstract_arrays(graph.state, case.mesh, jax_mesh(case.mesh, jax.devices()))
+    initial = _state(case, graph.state)
+    return _run(
+        case,
+        executable,
+        {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()},
+        executable.place(batch(case.microbatches)),
+    )
+
+
+@functools.cache
+def run_torch(case: Case) -> Outcome:
+    """The same by the torch executor, on one device."""
+    graph = graph_of(case)
+    initial = _state(case, graph.state)
+    return _run(
+        case,
+        TorchExecutable(graph, lambda: None),
+        {name: torch.from_numpy(np.array(array)) for name, array in initial.items()},
+        {name: torch.from_numpy(np.array(array)) for name, array in batch(case.microbatches).items()},
+    )
+
+
+def _run(case: Case, executable: Any, state: dict[str, Any], arrays: dict[str, Any]) -> Outcome:
+    metrics, moments = [], {}
+    for _ in range(NUM_STEPS):
+        state, values = executable(state, arrays)
+        metrics.append({name: float(value) for name, value in values.items()})
+        moments = moments or _by_layer(case, state, EXP_AVG)
+    return Outcome(metrics, moments, _by_layer(case, state, PARAMS))
+
+
+def _by_layer(case: Case, state: Mapping[str, Any], kind: str) -> dict[str, np.ndarray]:
+    _, stacks = _builder(case)
+    kept = {name: value for name, value in state.items() if name.startswith(kind)}
+    arrays = {n: np.array(v.numpy() if isinstance(v, torch.Tensor) else v) for n, v in kept.items()}
+    by_layer = stacks.in_state((kind,)).unstacked(arrays, lambda stack, turn: stack[turn])
+    return {name.removeprefix(kind): array for name, array in by_layer.items()}
+
+
+@functools.cache
+def evaluate_xla(case: Case) -> dict[str, float]:
+    """The metrics of the evaluation step, at the initial parameters."""
+    executable = compiled(case, evaluate=True)
+    graph = executable.graph
+    abstract = abstract_arrays(graph.state, case.mesh, jax_mesh(case.mesh, jax.devices()))
+    initial = _state(case, graph.state)
+    state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()}
+    return {name: float(v) for name, v in executable(state, executable.place(batch(case.microbatches)))[1].items()}
+
+
+def assert_same(got: Outcome, expected: Outcome, tolerance: float) -> None:
+    """Metrics of every step within a relative tolerance; gradients within the same of each tensor's largest value."""
+    for step, expected_step in zip(got.metrics, expected.metrics, strict=True):
+        for name, value in expected_step.items():
+            assert abs(step[name] - value) <= tolerance * abs(value), (name, step[name], value)
+    assert got.gradients.keys() == expected.gradients.keys()
+    for name, array in expected.gradients.items():
+        largest = np.abs(array).max()
+        assert largest > 0, name
+        assert np.abs(got.gradients[name] - array).max() <= tolerance * largest, name
