@@ -134,9 +134,7 @@ def _copy_what_is_carried_and_read(graph: torch.fx.Graph) -> None:
             if node.op == "placeholder" or len(node.users) > 1 or reads.count(node) > 1:
                 with graph.inserting_before(scan):
                     region = node.meta.get("region", "forward")
-                    own[index] = add_op(
-                        graph, aten.clone.default, (node,), node.meta["val"], like=node, region=region
-                    )
+                    own[index] = add_op(graph, aten.clone.default, (node,), node.meta["val"], like=node, region=region)
         scan.args = (body, own, stacks, shared)
 
 

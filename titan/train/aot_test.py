@@ -256,9 +256,7 @@ def test_a_split_step_is_the_sum_of_its_calls(split, fsdp):
     calls = {row.name: row.calls for row in split.programs}
     assert calls["layers.* forward"] == calls["layers.* backward"] == _LAYERS
     assert sum(calls.values()) == len(calls) - 2 + 2 * _LAYERS
-    gathers, of_whole = (
-        [row for row in report.collectives if row.kind == "all-gather"] for report in (split, fsdp)
-    )
+    gathers, of_whole = ([row for row in report.collectives if row.kind == "all-gather"] for report in (split, fsdp))
     assert sum(row.count for row in gathers) == sum(row.count for row in of_whole)
     assert sum(row.bytes for row in gathers) == sum(row.bytes for row in of_whole)
     # Of a gradient's two forms of reduction, an all-reduce included, the compiler chooses one.

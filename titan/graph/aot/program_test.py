@@ -10,7 +10,9 @@ from titan.graph.aot.program import CompiledProgram, read_program, write_program
 PROGRAM = CompiledProgram(CompilerDump("hlo", "code", "", "ranges", 7), True, 1000, 20, 0, 12.5, 3.25)
 
 
-@pytest.mark.parametrize("program", [PROGRAM, CompiledProgram(CompilerDump("", "", "", ""), False, 9, *[None] * 3, 1.0)])
+@pytest.mark.parametrize(
+    "program", [PROGRAM, CompiledProgram(CompilerDump("", "", "", ""), False, 9, *[None] * 3, 1.0)]
+)
 def test_what_was_kept_comes_back(tmp_path, program):
     path = tmp_path / "folder" / "a.json.gz"
     assert read_program(path) is None

@@ -215,9 +215,7 @@ def _within_device(function: Callable[..., tuple], signature: Signature) -> Call
     """The function of arrays as they go into a program: of a device's own values they have one entry there."""
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        own = (
-            lax.squeeze(array, (0,)) if form.is_local else array for array, form in zip(arrays, signature.arguments)
-        )
+        own = (lax.squeeze(array, (0,)) if form.is_local else array for array, form in zip(arrays, signature.arguments))
         return tuple(
             lax.expand_dims(result, (0,)) if form.is_local else result
             for result, form in zip(function(*own), signature.results, strict=True)
