@@ -1,4 +1,4 @@
-"""A digest of a graph that is equal for graphs that compute the same by the same ops, whatever their nodes are called."""
+"""A digest of a graph, equal for graphs that compute the same by the same ops, whatever their nodes are called."""
 
 import hashlib
 import operator

@@ -6,7 +6,7 @@ from titan.graph.dialect import graphs_of
 
 
 def remove_transfers(module: torch.fx.GraphModule) -> None:
-    """Takes `ao.offload`, `ao.reload` and their waits out of a graph and its loops, in place: values stay as they are."""
+    """Takes `ao.offload`, `ao.reload` and their waits out of a graph and its loops, in place: values stay as is."""
     for graph in graphs_of(module):
         for node in list(graph.nodes):
             if getattr(node.target, "namespace", "") == "ao":

@@ -41,8 +41,8 @@ def _programs(report: Report) -> list[str]:
         rows.append((one.name, str(one.calls), _gib(one.peak), _gib(one.held), f"{one.compile_seconds:.1f} s{kept}"))
     calls = sum(one.calls for one in report.programs)
     return [
-        f"programs   a split step: {len(report.programs)} programs, {calls} calls; what follows are sums over the calls, "
-        "the memory is that of the call that needs most",
+        f"programs   a split step: {len(report.programs)} programs, {calls} calls; what follows are sums over the "
+        "calls, the memory is that of the call that needs most",
         *_table(rows),
         "",
     ]
