@@ -1,6 +1,7 @@
 """`--tpu_config.use_graph_split`: a step in pieces against the whole one, and which programs it takes."""
 
 import collections
+import dataclasses
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import pytest
 
 from titan.graph.executors.split import compile_split
 from titan.graph.split import Loop
-from titan.train.run_for_test import Workplace, wait
+from titan.train.run_for_test import Ended, Workplace, wait
 from titan.train.steps_for_test import (
     FSDP,
     HSDP,
@@ -90,29 +91,54 @@ def test_microbatches_share_programs():
 _HIT_OR_MISS = re.compile(r"compilation cache (hit|MISS) for '\w+' with key '([\w-]+)'", re.IGNORECASE)
 
 
-def test_a_killed_compilation_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setenv("JAX_LOG_COMPILES", "1")  # hits
-    monkeypatch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
-    workplace = Workplace(tmp_path)
+@dataclasses.dataclass(frozen=True)
+class Restart:
+    """A start that was killed while it compiled, and the next one, which ran to the end.
+
+    Attributes:
+      workplace: where both ran.
+      before, after: keys of the pieces in the compile cache before and after the second start.
+      second: that start.
+    """
+
+    workplace: Workplace
+    before: set[str]
+    after: set[str]
+    second: Ended
+
+
+@pytest.fixture(scope="module")
+def restart(tmp_path_factory) -> Restart:
+    workplace = Workplace(tmp_path_factory.mktemp("restart"))
     flags = ("--tpu_config.use_graph_split", "--training.steps=2", "--checkpoint.interval=1000000")
-    first = workplace.start("run", *flags)
-    deadline = time.monotonic() + 120
-    while len(kept := _kept(workplace)) < 3:
-        assert time.monotonic() < deadline and first.poll() is None
-        time.sleep(0.01)
-    os.kill(first.pid, signal.SIGKILL)
-    wait(first)
-    kept = _kept(workplace)
-    second = workplace.run("run", *flags)
-    assert second.code == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_LOG_COMPILES", "1")  # hits
+        patch.setenv("JAX_EXPLAIN_CACHE_MISSES", "1")
+        first = workplace.start("run", *flags)
+        deadline = time.monotonic() + 120
+        while len(_kept(workplace)) < 2:
+            assert time.monotonic() < deadline and first.poll() is None
+            time.sleep(0.01)
+        os.kill(first.pid, signal.SIGKILL)
+        wait(first)
+        before = _kept(workplace)
+        second = workplace.run("run", *flags)
+    return Restart(workplace, before, _kept(workplace), second)
+
+
+def test_a_killed_compilation_goes_on_where_it_was(restart):
+    assert restart.second.code == 0
     found = collections.defaultdict(set)
-    for line in second.err:
-        if match := _HIT_OR_MISS.search(line):
+    for line in restart.second.err:
+        if (match := _HIT_OR_MISS.search(line)) and match[2].startswith(_PIECES):
             found[match[1].lower()].add(match[2])
-    pieces = {key for keys in found.values() for key in keys if key.startswith(_PIECES)}
-    assert kept < pieces == _kept(workplace)
-    assert found["hit"] & pieces == kept
-    assert found["miss"] & pieces == pieces - kept
+    assert found["hit"] == restart.before
+    assert found["miss"] == restart.after - restart.before != set()
+
+
+def test_a_checkpoint_of_pieces_goes_on_whole(restart):
+    ended = restart.workplace.train("run", "--training.steps=3", "--checkpoint.interval=1000000")
+    assert f"resumed from {restart.workplace.folder}/run/checkpoints/2" in ended.out
 
 
 _PIECES = "jit_piece_"

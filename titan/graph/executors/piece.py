@@ -100,7 +100,6 @@ class Programs:
         graph, device = split.graph, mesh.devices.flat[0]
         self._split, self._mesh = split, mesh
         self._target = Target(device.platform, device.device_kind)
-        self._keeps_on_host = device.platform != "cpu"  # where host memory is all there is
         layouts = {**graph.state, **graph.batch}
         outputs = [*(graph.state.values() if graph.updates_state else ()), *graph.metrics.values()]
         self._layouts: dict[str, TensorLayout] = {
@@ -138,7 +137,7 @@ class Programs:
         )
         index = Form((), np.dtype(np.int32), PartitionSpec(), False)
         stacked = [
-            form if is_written else dataclasses.replace(form, is_on_host=self._keeps_on_host)
+            form if is_written else dataclasses.replace(form, is_on_host=True)
             for form, is_written in zip(results[turn.num_carry :], turn.is_written, strict=True)
         ]
         num_arguments = 1 + len(arguments)
