@@ -11,12 +11,13 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.rewrite import rewrite
+from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, init_plan
 from titan.graph.capture import StepFunction, capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.memory_policy import memory_policy_pass
-from titan.graph.passes.memory_rules import parse_memory_policy
+from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_policy
 from titan.graph.passes.no_ops import no_ops
 from titan.graph.passes.pipeline import Pass, run_passes
 from titan.graph.spmd_check import check_spmd
@@ -170,7 +171,10 @@ def _compile(
     )
     passes = (*graph_passes(config), *runtime.passes)
     disabled = {step.__name__ for step in passes}.intersection(config.tpu_config.disable_passes)
-    graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
+    try:
+        graph, _ = run_passes(graph, passes, disabled=sorted(disabled), dump_folder=dump_folder)
+    except MemoryPolicyError as error:
+        raise ConfigError("compile.memory_policy", str(error), "correct the rule") from None
     seconds["capture"] += captured_at - start
     seconds["spmd_check"] += checked_at - captured_at
     seconds["passes"] += time.perf_counter() - checked_at

@@ -14,7 +14,7 @@ from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
 from titan.core.tpu_flags import TPU_FLAG_BUNDLES, check_tpu_flags, tpu_compiler_options
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
-from titan.graph.passes.memory_rules import parse_memory_policy
+from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_policy
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
@@ -220,7 +220,7 @@ class CompileConfig:
         check_tpu_flags(self.tpu_flag_bundles, self.tpu_flags)
         try:
             parse_memory_policy(self.memory_policy)
-        except ValueError as error:
+        except MemoryPolicyError as error:
             raise ConfigError("compile.memory_policy", str(error), "see --helpfull") from None
 
 

@@ -154,8 +154,8 @@ def test_offloaded_values_are_fetched_as_many_layers_ahead_as_asked_for(prefetch
         _, gradient = barrier.args[0]
         assert (barrier.target, gradient.meta["region"]) == (torch.ops.titan.barrier.default, "backward")
         waits_for.append(block_of(gradient.meta["module_fqn"]))
-    # The backward pass begins with what comes after all layers.
-    turns = [""] * prefetch + [f"layers.{index}" for index in reversed(range(NUM_LAYERS))]
+    # A layer begins with the gradient that the one after it gives, and the last with that of what follows all layers.
+    turns = [""] * (prefetch + 1) + [f"layers.{index}" for index in reversed(range(NUM_LAYERS))]
     assert waits_for == turns[:NUM_LAYERS]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
+from titan.graph.dialect import graphs_of
 from titan.graph.passes.activations import actions, block_of, is_forward, is_free
 from titan.graph.passes.added_ops import add_barrier, add_offload, add_reload
 from titan.graph.passes.dead_code import remove_unused
@@ -34,6 +35,7 @@ def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) ->
 
     def memory_policy(graph: StepGraph) -> StepGraph:
         graph = graph.copy()
+        policy.check({node.meta.get("module_fqn", "") for part in graphs_of(graph.module) for node in part.nodes})
         apply_to_loops(graph.module, policy, prefetch=prefetch)
         action_of = actions(filter(is_forward, graph.module.graph.nodes), policy, reshard=reshard)
         for node in action_of:
