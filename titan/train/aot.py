@@ -1,23 +1,37 @@
 """Ahead-of-time compilation of a run's training step for a TPU slice that is not there, and the report on it."""
 
+import collections
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from titan.core.config.validate import ConfigError
 from titan.graph.aot.buffers import temporaries
 from titan.graph.aot.collectives import find_collectives, group_collectives
 from titan.graph.aot.flops import program_flops
-from titan.graph.aot.hlo import parse_hlo
+from titan.graph.aot.held import Calls, Held, calls_of
+from titan.graph.aot.hlo import HloModule, parse_hlo
 from titan.graph.aot.html import to_html
 from titan.graph.aot.kernels import count_kernels
-from titan.graph.aot.memory import argument_bytes, memory_of
+from titan.graph.aot.memory import BETWEEN, argument_bytes, memory_of
 from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError
-from titan.graph.aot.report import Compute, ModelledTime, Report, differences, from_json, to_json
+from titan.graph.aot.program import CompiledProgram
+from titan.graph.aot.report import (
+    Compute,
+    Memory,
+    ModelledTime,
+    ProgramOfStep,
+    Report,
+    differences,
+    from_json,
+    to_json,
+)
 from titan.graph.aot.text import to_text
 from titan.graph.aot.timing import Links, step_time
+from titan.graph.executors.split import SplitExecutable
 from titan.train.aot_advice import advice
 from titan.train.build import Run, build, sharding_policy
 from titan.train.compiled_step import Shapes
@@ -74,14 +88,14 @@ def compile_ahead_of_time(config: Config) -> Report:
     """
     runtime = AotRuntime(config)
     run = build(config, runtime)
-    executable, needed = None, 0
-    try:
+    executable = None
+    with contextlib.suppress(OutOfDeviceMemoryError):  # the report says so
         executable = run.train_step.executable_for_shapes(batch_shapes(run.config.training))
-    except OutOfDeviceMemoryError as error:
-        needed = error.needed_bytes
     if runtime.saved_step:
         return _saved_report(runtime.saved_step)
-    report = _report(run, runtime, executable.compiled if executable else None, needed)
+    if isinstance(executable, SplitExecutable):
+        return _report(run, runtime, calls_of(executable))
+    report = _report(run, runtime, [Calls("", runtime.program, 1, Held(0, 0, 0))])
     if config.aot.save and executable:
         save_step(config.aot.save, executable, runtime.fingerprint, to_json(report))
     return report
@@ -104,32 +118,25 @@ def batch_shapes(training: TrainingConfig) -> Shapes:
     return {**dict.fromkeys(BATCH_TENSORS, shape), LEARNING_RATE: ()}
 
 
-def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report:
+def _report(run: Run, runtime: AotRuntime, calls: Sequence[Calls]) -> Report:
     """Args:
-    compiled: JAX's compiled program; None if it needs more memory than there is.
-    needed: in that case, the memory it needs.
+    calls: of the step's programs, or of the one that it is.
     """
-    config, tpu_slice, mesh, dump = run.config, run.config.tpu_slice, run.mesh, runtime.dump
-    training = config.training
+    config, tpu_slice, mesh = run.config, run.config.tpu_slice, run.mesh
+    training, is_split = config.training, config.tpu_config.use_graph_split
     missing = []
-    module, buffers = None, []
-    if dump.hlo:
-        module = parse_hlo(dump.hlo)
-        buffers = temporaries(dump, module)
-    else:
+    if not all(call.program.dump.hlo for call in calls):
         missing.append("collectives, kernels and buffers: this libtpu writes no optimized program")
-    stats = compiled.memory_analysis() if compiled else None
-    memory = memory_of(
-        buffers,
-        stats=stats,
-        needed=stats.peak_memory_in_bytes if stats else needed,
-        capacity=tpu_slice.hardware.usable_hbm_bytes,
-        arguments=_arguments(run, runtime),
-    )
-    cost = compiled.cost_analysis() if compiled else {}
+    modules = {} if missing else {call: parse_hlo(call.program.dump.hlo) for call in calls}
+    kernels: collections.Counter[str] = collections.Counter()
+    for call, module in modules.items():
+        kernels.update({name: count * call.number for name, count in count_kernels(module).items()})
+    flops = sum(call.number * program_flops(module, splash_flops(config)) for call, module in modules.items())
+    traffic = [call.number * call.program.traffic_bytes for call in calls if call.program.traffic_bytes is not None]
     packages = (*_PACKAGES, "torch_tpu") if config.aot.lowering == "torch_tpu" else _PACKAGES
     tokens = training.batch_size * training.sequence_length
     model_flops = config.model.flops_per_token(training.sequence_length) * tokens
+    memory = _memory(run, runtime, calls, modules)
     return Report(
         name=config.name,
         hardware=str(tpu_slice),
@@ -140,49 +147,85 @@ def _report(run: Run, runtime: AotRuntime, compiled: Any, needed: int) -> Report
         sequence_length=training.sequence_length,
         compiler_options=runtime.compiler_options,
         memory=memory if memory.fits else dataclasses.replace(memory, advice=advice(config, memory)),
-        collectives=group_collectives(find_collectives(module, mesh)) if module else (),
+        collectives=group_collectives(
+            collective
+            for call, module in modules.items()
+            for collective in find_collectives(module, mesh)
+            for _ in range(call.number)
+        ),
         compute=Compute(
             model_flops=model_flops,
-            compiled_flops=program_flops(module, splash_flops(config)) * mesh.num_devices if module else None,
-            hbm_bytes=cost.get("bytes accessed"),
-            kernels=count_kernels(module) if module else {},
-            stablehlo_bytes=dump.stablehlo_bytes,
+            compiled_flops=flops * mesh.num_devices if modules else None,
+            hbm_bytes=sum(traffic) if len(traffic) == len(calls) else None,
+            kernels=dict(kernels.most_common()),
+            stablehlo_bytes=sum(program.dump.stablehlo_bytes for program in _distinct(calls)),
         ),
-        modelled=_modelled(run, dump.code, model_flops) if dump.code else None,
+        modelled=_modelled(run, calls, model_flops) if all(call.program.dump.code for call in calls) else None,
         seconds=dict(run.seconds),
         versions={
             **{name: importlib.metadata.version(name) for name in packages},
             "TPU compiler": runtime.compiler_version,
         },
         missing=tuple(missing),
+        programs=tuple(map(_row, calls)) if is_split else (),
     )
 
 
-def _modelled(run: Run, code: str, model_flops: float) -> ModelledTime:
+def _memory(run: Run, runtime: AotRuntime, calls: Sequence[Calls], modules: Mapping[Calls, HloModule]) -> Memory:
+    """The memory during the call that needs most."""
+    capacity = run.config.tpu_slice.hardware.usable_hbm_bytes
+    most = max(calls, key=lambda call: call.peak_bytes)
+    fits = all(call.program.fits for call in calls) and most.peak_bytes <= capacity
+    memory = memory_of(
+        temporaries(most.program.dump, modules[most]) if modules else [],
+        fits=fits,
+        needed=most.peak_bytes,
+        capacity=capacity,
+        arguments=_arguments(run, runtime),
+        program=sum(program.code_bytes for program in _distinct(calls)) if fits else None,
+        host=max(call.held.on_host + call.program.host_bytes for call in calls) if fits else None,
+    )
+    if not most.held.between:
+        return memory
+    return dataclasses.replace(memory, at_peak={BETWEEN: most.held.between, **memory.at_peak})
+
+
+def _modelled(run: Run, calls: Sequence[Calls], model_flops: float) -> ModelledTime:
     """Args:
-    code: the program after code generation.
+    calls: of the step's programs.
     model_flops: of one step, on all devices.
     """
     config, tpu_slice, mesh, training = run.config, run.config.tpu_slice, run.mesh, run.config.training
     tokens = training.batch_size * training.sequence_length
-    module = parse_hlo(code)
-    time = step_time(
-        module,
-        find_collectives(module, mesh),
-        Links(tpu_slice.hardware, tpu_slice.shape),
-        dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
-        splash_flops(config),
-    )
+    links, axis_sizes = Links(tpu_slice.hardware, tpu_slice.shape), dict(zip(mesh.axis_names, mesh.axis_sizes))
+    times = []
+    for call in calls:
+        module = parse_hlo(call.program.dump.code)
+        time = step_time(module, find_collectives(module, mesh), links, axis_sizes, splash_flops(config))
+        times.append((call.number, time))
+    parts = {
+        name: sum(number * getattr(time, name) for number, time in times)
+        for name in ("matmuls", "other", "kernels", "exposed_collectives")
+    }
+    total = sum(parts.values())
     return ModelledTime(
-        step_seconds=time.total,
-        matmuls=time.matmuls,
-        other=time.other,
-        kernels=time.kernels,
-        exposed_collectives=time.exposed_collectives,
-        tokens_per_second_per_chip=tokens / time.total / tpu_slice.num_chips,
-        mfu=model_flops / time.total / (tpu_slice.num_chips * tpu_slice.hardware.peak_bf16_flops),
-        undeclared_kernels=time.undeclared,
+        step_seconds=total,
+        **parts,
+        tokens_per_second_per_chip=tokens / total / tpu_slice.num_chips,
+        mfu=model_flops / total / (tpu_slice.num_chips * tpu_slice.hardware.peak_bf16_flops),
+        undeclared_kernels=tuple(dict.fromkeys(name for _, time in times for name in time.undeclared)),
     )
+
+
+def _row(call: Calls) -> ProgramOfStep:
+    program = call.program
+    return ProgramOfStep(
+        call.name, call.number, call.peak_bytes, call.held.beside, program.compile_seconds, program.was_kept
+    )
+
+
+def _distinct(calls: Sequence[Calls]) -> list[CompiledProgram]:
+    return list({id(call.program): call.program for call in calls}.values())
 
 
 def splash_flops(config: Config) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pytest
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.graph.aot.html import to_html
+from titan.graph.aot.memory import BETWEEN
 from titan.graph.aot.report import differences, from_json, to_json
 from titan.graph.aot.text import to_text
 from titan.graph.executors.xla import LoweredStep
@@ -238,3 +239,62 @@ def test_without_torch_tpu_one_line_says_how_to_get_it(monkeypatch):
         ConfigError, match=r"^--aot.lowering: the torch_tpu package is not installed; pip install .*torch_tpu=="
     ):
         compile_ahead_of_time(config_of("v6e-2x2", "--aot.lowering=torch_tpu"))
+
+
+@pytest.fixture(scope="module")
+def split_flags(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cache")
+    return "--tpu_config.use_graph_split", "--compile.memory_policy=full", f"--compile.cache_folder={folder}"
+
+
+@pytest.fixture(scope="module")
+def split(split_flags):
+    return compile_ahead_of_time(config_of("v6e-2x2", *split_flags))
+
+
+def test_a_split_step_is_the_sum_of_its_calls(split, fsdp):
+    calls = {row.name: row.calls for row in split.programs}
+    assert calls["layers.* forward"] == calls["layers.* backward"] == _LAYERS
+    assert sum(calls.values()) == len(calls) - 2 + 2 * _LAYERS
+    gathers, of_whole = ([row for row in report.collectives if row.kind == "all-gather"] for report in (split, fsdp))
+    assert sum(row.count for row in gathers) == sum(row.count for row in of_whole)
+    assert sum(row.bytes for row in gathers) == sum(row.bytes for row in of_whole)
+    # Of a gradient's two forms of reduction, an all-reduce included, the compiler chooses one.
+    reduced = sum(row.bytes for row in split.collectives if row.kind != "all-gather")
+    assert 4 * _MATRICES <= reduced < 1.01 * 4 * _MATRICES  # float32
+    # Layers are computed once more, of four parts of work a fourth at most.
+    assert 1 < split.compute.compiled_flops / fsdp.compute.compiled_flops < 4 / 3
+    assert split.modelled.step_seconds > 0
+
+
+def test_memory_of_a_split_step(split, fsdp):
+    memory = split.memory
+    for name in ("parameters", "optimizer_state", "batch"):
+        assert getattr(memory, name) == getattr(fsdp.memory, name)
+    carry = (16 // 4) * _SEQUENCE * _DIM * 2  # what a layer is given, bfloat16
+    assert memory.host == _LAYERS * carry
+    assert memory.needed == max(row.peak for row in split.programs) <= memory.capacity and memory.fits
+    rows = {row.name: row for row in split.programs}
+    assert memory.needed == rows["layers.* backward"].peak
+    # All gradients but the embedding's, what goes from layer to layer, this layer's input and the next one's; the mask
+    # and the rotary embedding are smaller than a layer's input.
+    gradients = memory.parameters - 4 * _VOCAB * _DIM // 4
+    assert gradients + 3 * carry < memory.at_peak[BETWEEN] < gradients + 4 * carry
+    # The optimizer's program has the whole state and all gradients.
+    assert rows["backward, loss, optimizer"].held < carry
+    # A layer's programs have all layers' weights, and leave alone the moments and the two large matrices outside.
+    outside = memory.optimizer_state + 4 * 2 * _VOCAB * _DIM // 4
+    assert outside <= rows["layers.* forward"].held < 1.05 * outside
+    assert all(row.held < row.peak for row in split.programs)
+
+
+def test_programs_of_a_split_step_are_kept(split, split_flags):
+    again = compile_ahead_of_time(config_of("v6e-2x2", *split_flags))
+    assert not any(row.was_kept for row in split.programs)
+    assert all(row.was_kept for row in again.programs)
+    # Nothing else differs, but for what was measured now.
+    programs = tuple(dataclasses.replace(row, was_kept=False) for row in again.programs)
+    assert dataclasses.replace(again, programs=programs, seconds=split.seconds) == split
+    assert from_json(to_json(again)) == again
+    assert "a split step: 6 programs" in to_text(again) and " by an earlier run" in to_text(again)
+    assert "layers.* backward" in to_html(again)

@@ -25,7 +25,7 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
-from titan.train.config import Config, ParallelismConfig
+from titan.train.config import Config, ParallelismConfig, TpuConfig
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
@@ -80,7 +80,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     policy = sharding_policy(config.parallelism)
     tree = components(config)
     plan = init_plan(tree.build())
-    build_model = (with_scanned_layers(tree) if config.tpu_config.use_scan_layers else tree).build
+    build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
     parameters = parameter_layouts(model, mesh, policy, stacks)
@@ -109,12 +109,20 @@ def components(config: Config) -> Any:
     return rewrite(config.model.components(), swap_rules(config))
 
 
+def with_loops(tree: Any, tpu_config: TpuConfig) -> Any:
+    """The component tree with its layers as loops, if the configuration asks for them or for programs by layer."""
+    if tpu_config.use_graph_split:
+        return with_scanned_layers(tree, longest_pattern=1)
+    return with_scanned_layers(tree) if tpu_config.use_scan_layers else tree
+
+
 def graph_passes(config: Config) -> tuple[Pass, ...]:
     """The passes of every executor, in order."""
     policy = memory_policy_pass(
         parse_memory_policy(config.compile.memory_policy),
         reshard=config.parallelism.reshard_after_forward,
-        prefetch=config.compile.offload_prefetch,
+        # Between the programs of a split step values are moved by the executor, a turn ahead.
+        prefetch=0 if config.tpu_config.use_graph_split else config.compile.offload_prefetch,
     )
     return no_ops, common_subexpressions, dead_code, policy
 

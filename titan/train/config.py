@@ -243,6 +243,11 @@ class TpuConfig:
         "Run layers that repeat as a loop over their stacked weights: capture and compilation take as long for any "
         "number of them.",
     )
+    use_graph_split: bool = option(
+        False,
+        "Compile the step in pieces, the forward and the backward of each kind of layer among them, in parallel and "
+        "each once; between them activations lie in host memory.",
+    )
     dump_graph: str = option("", "Folder into which the graph is written after each stage. Empty: not written.")
     disable_passes: tuple[str, ...] = option(
         (),
@@ -363,6 +368,7 @@ class Config:
         self._check_name()
         self._check_schedule()
         self._check_execution()
+        self._check_split()
         self._check_sizes()
         self._check_experts()
         self._check_aot()
@@ -437,13 +443,41 @@ class Config:
                     "leave it on, or add --tpu_config.executor=torch",
                 )
             return
-        for name in ("use_scan_layers", "dump_graph", "disable_passes"):
+        for name in ("use_scan_layers", "use_graph_split", "dump_graph", "disable_passes"):
             if getattr(tpu_config, name):
                 raise ConfigError(
                     f"tpu_config.{name}",
                     "there is no graph without the graph trainer",
                     "leave it out, or use the graph trainer",
                 )
+
+    def _check_split(self) -> None:
+        if not self.tpu_config.use_graph_split:
+            return
+        for given, problem, cure in (
+            (
+                self.tpu_config.executor != "xla",
+                f"the {self.tpu_config.executor} executor compiles nothing that could be split",
+                "leave it out, or use the xla executor",
+            ),
+            (
+                self.tpu_config.use_scan_layers,
+                "use_scan_layers is on too, and a loop over layers is one program or one for each turn",
+                "add --notpu_config.use_scan_layers, or leave this out",
+            ),
+            (
+                self.aot.save or self.aot.load,
+                "a step that is saved is one program",
+                "leave it out, or leave out aot.save and aot.load",
+            ),
+            (
+                self.aot.lowering != "titan",
+                f"aot.lowering={self.aot.lowering} lowers whole steps alone",
+                "give one of the two",
+            ),
+        ):
+            if given:
+                raise ConfigError("tpu_config.use_graph_split", problem, cure)
 
     def _check_sizes(self) -> None:
         if self.training.sequence_length > self.model.max_sequence_length:

@@ -114,6 +114,15 @@ def test_documented_flags_reach_the_tree():
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=dead_code",
          "--tpu_config.disable_passes: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),
+        ("--tpu_config.use_graph_split --tpu_config.use_scan_layers",
+         "--tpu_config.use_graph_split: use_scan_layers is on too, and a loop over layers is one program or one for "
+         "each turn; add --notpu_config.use_scan_layers, or leave this out"),
+        ("--tpu_config.use_graph_split --tpu_config.executor=torch",
+         "--tpu_config.use_graph_split: the torch executor compiles nothing that could be split; "
+         "leave it out, or use the xla executor"),
+        ("--tpu_config.use_graph_split --aot.save=x",
+         "--tpu_config.use_graph_split: a step that is saved is one program; "
+         "leave it out, or leave out aot.save and aot.load"),
         ("--compile.enable=false",
          "--compile.enable: the xla executor always compiles; leave it on, or add --tpu_config.executor=torch"),
         ("--training.sequence_length=1",

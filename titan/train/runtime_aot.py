@@ -1,5 +1,6 @@
 """The devices of a TPU slice that is not there: steps are compiled for them, and nothing is placed on them."""
 
+import hashlib
 import importlib.util
 import pathlib
 import tempfile
@@ -11,9 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
 from titan.core.hardware import accelerator_present
-from titan.graph.aot.compiler_dump import CompilerDump, dump_options, read_dump
-from titan.graph.aot.out_of_memory import out_of_device_memory
+from titan.graph.aot.compiler_dump import dump_options, read_dump
+from titan.graph.aot.out_of_memory import OutOfDeviceMemoryError, out_of_device_memory
+from titan.graph.aot.program import CompiledProgram, compiled_program, read_program, write_program
 from titan.graph.capture import StepFunction
+from titan.graph.executors.fingerprint import compiler_fingerprint, program_digest
+from titan.graph.executors.split import SplitExecutable, compile_split
 from titan.graph.executors.xla import XlaExecutable, lower_xla
 from titan.graph.lowering.table import LoweringError
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
@@ -39,7 +43,7 @@ class AotRuntime(CompileTarget):
       mesh, state_layouts: of the run, once `prepare` was called.
       compiler_version: the build of libtpu.
       compiler_options: given to the compiler beyond its defaults.
-      dump: what the compiler wrote of the program compiled last, whether it fits or not.
+      program: what the compiler says of the program compiled last, whether it fits or not.
       saved_step: the step that `--aot.load` names; None where it names none. It is taken in place of compiling.
       fingerprint: of the training step compiled last, where `--aot.save` or `--aot.load` is given.
     """
@@ -85,7 +89,7 @@ class AotRuntime(CompileTarget):
         self.compiler_options = compiler_options(config.compile, self._devices[0])
         self.mesh = MeshSpec((), ())
         self.state_layouts: dict[str, TensorLayout] = {}
-        self.dump = CompilerDump("", "", "", "")
+        self.program: CompiledProgram | None = None
         self.fingerprint: dict[str, str] = {}
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
@@ -96,11 +100,14 @@ class AotRuntime(CompileTarget):
         self.mesh = spec
         self.state_layouts = dict(layouts)
 
-    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable | SplitExecutable:
         """Compiles for the slice; adds what it took to the stages `lower` and `compile`.
 
+        Returns:
+          The compiled step. Of a split step the programs are `CompiledProgram`s: what is known of them, fit or not.
+
         Raises:
-          OutOfDeviceMemoryError: the program does not fit into a device's memory.
+          OutOfDeviceMemoryError: the program of a step that is one does not fit into a device's memory.
           ConfigError: the blocks of a kernel do not fit its vector memory, TorchTPU does not lower the step, or what
             `--aot.load` names is not this step.
         """
@@ -111,27 +118,66 @@ class AotRuntime(CompileTarget):
             except LoweringError as error:
                 raise ConfigError("aot.lowering", str(error), "leave it out: titan's own lowering may do it") from error
             seconds["lower"] += time.perf_counter() - start
+        if self._config.tpu_config.use_graph_split:
+            return self._compile_split(graph, seconds)
         # Libraries of kernels take the TPU's generation from JAX's default device.
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.default_device(self._devices[0]), kernel_refusals():
-                options = {**self.compiler_options, **dump_options(pathlib.Path(folder))}
-                lowered = lower_xla(graph, self._devices, compiler_options=options)
-            seconds["lower"] += lowered.lower_seconds
-            if self.saved_step or self._config.aot.save:
-                config = self._config.resolve_devices(self.num_devices)
-                self.fingerprint = step_fingerprint(config, lowered, self.compiler_options)
-            if self.saved_step:
-                self.saved_step.check(self.fingerprint)
-                return XlaExecutable(graph, lowered.mesh, None, lowered.lower_seconds, 0.0)
-            start = time.perf_counter()
-            try:
-                return lowered.compile()
-            except jax.errors.JaxRuntimeError as error:
-                raise (out_of_device_memory(str(error)) or error) from error
-            finally:
-                seconds["compile"] += time.perf_counter() - start
-                self.dump = read_dump(pathlib.Path(folder))
+        with jax.default_device(self._devices[0]), kernel_refusals():
+            lowered = lower_xla(graph, self._devices, compiler_options=self.compiler_options)
+        seconds["lower"] += lowered.lower_seconds
+        if self.saved_step or self._config.aot.save:
+            config = self._config.resolve_devices(self.num_devices)
+            self.fingerprint = step_fingerprint(config, lowered, self.compiler_options)
+        if self.saved_step:
+            self.saved_step.check(self.fingerprint)
+            return XlaExecutable(graph, lowered.mesh, None, lowered.lower_seconds, 0.0)
+        compiled, self.program = _compile(lowered.lowered)
+        seconds["compile"] += self.program.compile_seconds
+        if compiled is None:
+            capacity = self._config.tpu_slice.hardware.usable_hbm_bytes
+            raise OutOfDeviceMemoryError(self.program.needed_bytes, capacity)
+        return XlaExecutable(graph, lowered.mesh, compiled, lowered.lower_seconds, self.program.compile_seconds)
+
+    def _compile_split(self, graph: StepGraph, seconds: dict[str, float]) -> SplitExecutable:
+        folder = None
+        if self._config.compile.cache_folder:
+            folder = pathlib.Path(self._config.compile.cache_folder).expanduser() / "ahead_of_time"
+        common = compiler_fingerprint(self._devices, self.compiler_options)
+
+        def compile_program(lowered: jax.stages.Lowered) -> CompiledProgram:
+            if folder is None:
+                return _compile(lowered)[1]
+            parts = [*(f"{name} {value}" for name, value in common.items()), program_digest(lowered.as_text())]
+            path = folder / f"{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()}.json.gz"
+            program = read_program(path)
+            if program is None:
+                _, program = _compile(lowered)
+                write_program(path, program)
+            return program
+
+        with jax.default_device(self._devices[0]), kernel_refusals():
+            executable = compile_split(
+                graph, self._devices, compiler_options=self.compiler_options, compile_program=compile_program
+            )
+        seconds["lower"] += executable.lower_seconds
+        seconds["compile"] += executable.compile_seconds
+        return executable
 
     def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
         """Not there: captured graphs alone are compiled ahead of time."""
         raise NotImplementedError("only captured steps are compiled ahead of time")
+
+
+def _compile(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled | None, CompiledProgram]:
+    """The program, None if it does not fit into a device's memory, and what the compiler says of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        start = time.perf_counter()
+        try:
+            compiled = lowered.compile(compiler_options=dump_options(folder))
+        except jax.errors.JaxRuntimeError as error:
+            exceeded = out_of_device_memory(str(error))
+            if exceeded is None:
+                raise
+            seconds = time.perf_counter() - start
+            return None, CompiledProgram(read_dump(folder), False, exceeded.needed_bytes, None, None, None, seconds)
+        return compiled, compiled_program(compiled, read_dump(folder), time.perf_counter() - start)

@@ -15,6 +15,7 @@ from titan.core.hardware import accelerator_present
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction
+from titan.graph.executors.split import SplitExecutable, compile_split
 from titan.graph.executors.xla import LoweredStep, XlaExecutable, abstract_arrays, jax_mesh, lower_xla
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.step_graph import StepGraph
@@ -80,15 +81,20 @@ class XlaRuntime(Runtime):
         self._stacks = stacks
         self._abstract_by_layer = abstract_arrays(stacks.unstacked_layouts(layouts), spec, self._mesh)
 
-    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable:
-        """One program for all devices of the mesh; adds what it took to the stages `lower` and `compile`.
+    def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable | SplitExecutable:
+        """One program for all devices of the mesh, or several; adds what it took to the stages `lower` and `compile`.
 
         Raises:
           ConfigError: the blocks of a kernel do not fit, or what `--aot.load` names is not this training step.
         """
-        with kernel_refusals():
-            lowered = lower_xla(graph, self._devices, compiler_options=self._compiler_options)
-        executable = self._compile(lowered)
+        options = self._compiler_options
+        if self._config.tpu_config.use_graph_split:
+            with kernel_refusals():
+                executable = compile_split(graph, self._devices, compiler_options=options)
+        else:
+            with kernel_refusals():
+                lowered = lower_xla(graph, self._devices, compiler_options=options)
+            executable = self._compile(lowered)
         seconds["lower"] += executable.lower_seconds
         seconds["compile"] += executable.compile_seconds
         return executable

@@ -19,7 +19,7 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.build import graph_passes
+from titan.train.build import graph_passes, with_loops
 from titan.train.config import CompileConfig, Config, OptimizerConfig, ParallelismConfig, TpuConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -33,7 +33,7 @@ from titan.train.state import (
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
-from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
+from titan.train.swaps.scan_layers import stacked_parameters
 
 NUM_DEVICES = 4
 os.environ.setdefault("NPROC", str(4 * NUM_DEVICES))  # see XlaRuntime
@@ -42,6 +42,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
+from titan.graph.executors.split import SplitExecutable, compile_split  # noqa: E402
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh  # noqa: E402
 
 ONE = MeshSpec((), ())
@@ -81,6 +82,7 @@ class Case:
       model: a key of `MODELS`.
       mesh: the devices.
       scan: whether layers are loops.
+      split: whether the step is in pieces.
       memory_policy, prefetch, reshard: the flags of these names.
       microbatches: parts of the batch.
       gather_dtype: that of the parameters in use.
@@ -89,6 +91,7 @@ class Case:
     model: str
     mesh: MeshSpec = ONE
     scan: bool = False
+    split: bool = False
     memory_policy: str = "none"
     prefetch: int = 1
     reshard: bool = True
@@ -116,10 +119,14 @@ def _components(model: str) -> Any:
     return MODELS[model]()
 
 
+def _tpu_config(case: Case) -> TpuConfig:
+    return TpuConfig(use_scan_layers=case.scan, use_graph_split=case.split)
+
+
 @functools.cache
 def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     tree = _components(case.model)
-    build = (with_scanned_layers(tree) if case.scan else tree).build
+    build = with_loops(tree, _tpu_config(case)).build
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
@@ -186,7 +193,7 @@ def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
     config = Config(
         compile=CompileConfig(memory_policy=case.memory_policy, offload_prefetch=case.prefetch),
         parallelism=ParallelismConfig(reshard_after_forward=case.reshard),
-        tpu_config=TpuConfig(use_scan_layers=case.scan),
+        tpu_config=_tpu_config(case),
     )
     # All cases that the policy alone tells apart share a capture.
     before = dataclasses.replace(case, memory_policy="none", prefetch=1, reshard=True)
@@ -202,9 +209,10 @@ _FAST_COMPILE = {
 
 
 @functools.cache
-def compiled(case: Case, *, evaluate: bool = False) -> XlaExecutable:
-    """The step as an XLA program."""
-    return compile_xla(graph_of(case, evaluate=evaluate), jax.devices(), compiler_options=_FAST_COMPILE)
+def compiled(case: Case, *, evaluate: bool = False) -> XlaExecutable | SplitExecutable:
+    """The step as an XLA program, or as several."""
+    compile_step = compile_split if case.split else compile_xla
+    return compile_step(graph_of(case, evaluate=evaluate), jax.devices(), compiler_options=_FAST_COMPILE)
 
 
 @functools.cache

@@ -39,12 +39,14 @@ def aot_run(recipe: str, flags: Sequence[str], timeout_seconds: float) -> AotRun
 
     Args:
       recipe: a module of titan.train.recipes.
-      flags: such as "--hardware=v6e-2x4"; `--aot` and the report's file are added.
+      flags: such as "--hardware=v6e-2x4"; `--aot`, the report's file and that nothing is cached are added.
       timeout_seconds: after which the process is ended.
     """
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+", errors="replace") as output:
         path = pathlib.Path(folder, "report.json")
-        command = (sys.executable, "-m", f"titan.train.recipes.{recipe}", "--aot", f"--aot.report={path}", *flags)
+        # Without a cache: programs of split steps that were kept would not be compiled.
+        own = ("--aot", f"--aot.report={path}", "--compile.cache_folder=")
+        command = (sys.executable, "-m", f"titan.train.recipes.{recipe}", *own, *flags)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         environment.setdefault("JAX_PLATFORMS", "cpu")
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

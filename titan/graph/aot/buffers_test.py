@@ -91,7 +91,7 @@ def test_kinds_at_the_peak():
     assert [one.bytes for one in live_at_peak(buffers)] == [512000, 2048]
     at_once = [dataclasses.replace(one, first=2, last=2) for one in buffers]
     arguments = {"parameters": 512, "optimizer_state": 0, "batch": 0}
-    memory = memory_of(at_once, stats=None, needed=10**6, capacity=10**5, arguments=arguments)
+    memory = memory_of(at_once, fits=False, needed=10**6, capacity=10**5, arguments=arguments)
     assert memory.at_peak == {
         "saved activations": 512000, "gradients": 2 * 8192, "temporaries": 4096, "gathered parameters": 2048
     }  # fmt: skip

@@ -14,6 +14,7 @@ _COLOURS = {
     "gathered parameters": "#c9b037",
     "gradients": "#5a9e5a",
     "temporaries": "#b05a7a",
+    "between programs": "#8a6fb0",
     "the rest": "#cfcfcf",
 }
 _STYLE = """
@@ -66,6 +67,7 @@ def to_html(report: Report) -> str:
         "<h2>Collectives by mesh axis</h2>",
         _collectives(report),
         *_time(report),
+        *_programs(report),
         "<h2>The whole report</h2>",
         f"<pre>{html.escape(to_text(report))}</pre>",
     ]
@@ -157,6 +159,21 @@ def _time(report: Report) -> list[str]:
         f"<p>{time.step_seconds:.4f} s a step, {time.tokens_per_second_per_chip:,.0f} tokens/s/chip, MFU "
         f"{time.mfu:.1%}. A model from the compiler's own estimates: no measurement.</p>",
         _rows(("part", "seconds"), [(name.replace("_", " "), f"{getattr(time, name):.4f}") for name in names]),
+    ]
+
+
+def _programs(report: Report) -> list[str]:
+    if not report.programs:
+        return []
+    rows = [
+        (one.name, str(one.calls), _gib(one.peak), f"{one.compile_seconds:.1f}" + " (kept)" * one.was_kept)
+        for one in report.programs
+    ]
+    return [
+        "<h2>Programs of the split step</h2>",
+        "<p>All numbers above are sums over all calls. The memory is that of the call that needs most, its temporaries "
+        "over its own schedule.</p>",
+        _rows(("program", "number", "bytes", "seconds"), rows),
     ]
 
 

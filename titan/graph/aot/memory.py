@@ -4,7 +4,6 @@ import collections
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from titan.graph.aot.buffers import LiveBuffer, live_at_peak, usage
 from titan.graph.aot.origin import origin
@@ -23,6 +22,7 @@ GATHERED = "gathered parameters"
 SAVED = "saved activations"
 GRADIENTS = "gradients"
 TEMPORARIES = "temporaries"
+BETWEEN = "between programs"
 
 
 def argument_bytes(layouts: Iterable[TensorLayout], mesh: MeshSpec) -> int:
@@ -33,19 +33,22 @@ def argument_bytes(layouts: Iterable[TensorLayout], mesh: MeshSpec) -> int:
 def memory_of(
     buffers: Sequence[LiveBuffer],
     *,
-    stats: Any,
+    fits: bool,
     needed: int,
     capacity: int,
     arguments: Mapping[str, int],
+    program: int | None = None,
+    host: int | None = None,
 ) -> Memory:
     """The memory of a program.
 
     Args:
       buffers: all temporaries.
-      stats: what `jax.stages.Compiled.memory_analysis()` gives; None of a program that does not fit.
+      fits: whether it was compiled.
       needed: what the compiler says the program needs at its peak, in bytes.
       capacity: bytes that the compiler lets a program have.
       arguments: bytes of "parameters", "optimizer_state" and "batch".
+      program, host: see `Memory`.
     """
     at_peak: collections.Counter[str] = collections.Counter()
     rows = []
@@ -53,15 +56,14 @@ def memory_of(
         kind = _kind(buffer)
         at_peak[kind] += buffer.bytes
         rows.append((buffer.bytes, buffer.shape, kind, str(origin(buffer.op_name))))
-    fits = stats is not None
     return Memory(
         capacity=capacity,
         needed=needed,
         fits=fits,
         **arguments,
         at_peak=dict(at_peak.most_common()),
-        program=stats.generated_code_size_in_bytes if fits else None,
-        host=stats.host_temp_size_in_bytes + stats.host_argument_size_in_bytes if fits else None,
+        program=program,
+        host=host,
         timeline=usage(((_kind(buffer), buffer) for buffer in buffers), _TIMELINE_POINTS),
         largest=_largest(rows),
         advice=(),

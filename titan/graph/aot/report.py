@@ -107,6 +107,27 @@ class ModelledTime:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProgramOfStep:
+    """One of the programs of a split step.
+
+    Attributes:
+      name: what it does.
+      calls: how often it runs in one step.
+      peak: bytes in use on a device while it runs, what is held for other programs included.
+      held: the part of these that its arguments, results and temporaries are not.
+      compile_seconds: time in the compiler, when it was compiled.
+      was_kept: whether an earlier run compiled it.
+    """
+
+    name: str
+    calls: int
+    peak: int
+    held: int
+    compile_seconds: float
+    was_kept: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """One compiled training step.
 
@@ -122,6 +143,8 @@ class Report:
       seconds: wall time by stage: capture, spmd_check, passes, lower, compile.
       versions: of the packages that decide what the program is.
       missing: what could not be found out, and why.
+      programs: of a split step, of which all other numbers are sums over the calls of all programs, and the memory is
+        that of the program during which the most is in use; empty of a step that is one program.
     """
 
     name: str
@@ -139,6 +162,7 @@ class Report:
     seconds: dict[str, float]
     versions: dict[str, str]
     missing: tuple[str, ...]
+    programs: tuple[ProgramOfStep, ...] = ()
 
 
 def to_json(report: Report) -> str:

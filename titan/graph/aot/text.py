@@ -13,6 +13,7 @@ def to_text(report: Report) -> str:
         f"{report.mesh}; {report.batch_size} x {report.sequence_length} = {tokens:,} tokens a step",
         *([f"options    {_options(report)}"] if report.compiler_options else []),
         "",
+        *_programs(report),
         *_memory(report.memory),
         "",
         *_collectives(report),
@@ -29,6 +30,22 @@ def to_text(report: Report) -> str:
 
 def _options(report: Report) -> str:
     return " ".join(f"{name}={value}" for name, value in report.compiler_options.items())
+
+
+def _programs(report: Report) -> list[str]:
+    if not report.programs:
+        return []
+    rows = [("program", "calls", "peak", "of it held for others", "compiled in")]
+    for one in report.programs:
+        kept = " by an earlier run" if one.was_kept else ""
+        rows.append((one.name, str(one.calls), _gib(one.peak), _gib(one.held), f"{one.compile_seconds:.1f} s{kept}"))
+    calls = sum(one.calls for one in report.programs)
+    return [
+        f"programs   a split step: {len(report.programs)} programs, {calls} calls; what follows are sums over the "
+        "calls, the memory is that of the call that needs most",
+        *_table(rows),
+        "",
+    ]
 
 
 def _memory(memory: Memory) -> list[str]:

@@ -34,19 +34,26 @@ def fingerprint(lowered: LoweredStep, compiler_options: Mapping[str, str]) -> di
       lowered: the step for given devices, which need not be there.
       compiler_options: given to the compiler beyond its defaults.
     """
-    graph, devices = lowered.graph, list(lowered.mesh.devices.flat)
+    graph = lowered.graph
     return {
-        "hardware": _hardware(devices),
+        **compiler_fingerprint(list(lowered.mesh.devices.flat), compiler_options),
         "mesh": str(graph.mesh),
         **{f"batch.{name}": _layout(layout) for name, layout in graph.batch.items()},
+        "state": _sha256(f"{name} {_layout(layout)}" for name, layout in graph.state.items()),
+        "graph": graph_digest(graph),
+        "program": program_digest(lowered.lowered.as_text()),
+    }
+
+
+def compiler_fingerprint(devices: Sequence[jax.Device], compiler_options: Mapping[str, str]) -> dict[str, str]:
+    """The part of a fingerprint that all programs compiled for these devices with these options have in common."""
+    return {
+        "hardware": _hardware(devices),
         **{f"compiler_options.{name}": value for name, value in compiler_options.items()},
         **{f"versions.{name}": importlib.metadata.version(name) for name in _PACKAGES},
         "versions.compiler": devices[0].client.platform_version.splitlines()[-1],
         **{f"environment.{name}": flags for name in _ENVIRONMENT if (flags := _flags(name))},
         "device_order": _sha256(f"{device.id} {getattr(device, 'coords', '')}" for device in devices),
-        "state": _sha256(f"{name} {_layout(layout)}" for name, layout in graph.state.items()),
-        "graph": graph_digest(graph),
-        "program": program_digest(lowered.lowered.as_text()),
     }
 
 

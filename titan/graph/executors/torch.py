@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan.graph.dialect import graphs_of, group_argument
 from titan.graph.step_graph import StepGraph
+from titan.graph.transfers import remove_transfers
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 
@@ -67,13 +68,9 @@ def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphMod
     if running != graph.mesh:
         raise ValueError(f"the step was captured for the mesh {graph.mesh}, and the running mesh is {running}")
     module = graph.copy().module
+    remove_transfers(module)  # on the CPU, where this runs, host memory is all there is
     for part in graphs_of(module):
-        for node in list(part.nodes):
-            if getattr(node.target, "namespace", "") == "ao":
-                # On the CPU, where this runs, host memory is all there is.
-                node.replace_all_uses_with(node.args[0])
-                part.erase_node(node)
-                continue
+        for node in part.nodes:
             position = group_argument(node)
             if position is not None:
                 node.update_arg(position, device_mesh.get_group(node.args[position]).group_name)

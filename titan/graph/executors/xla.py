@@ -52,6 +52,14 @@ def abstract_arrays(layouts: Mapping[str, TensorLayout], spec: MeshSpec, mesh: M
     }
 
 
+def place_batch(graph: StepGraph, mesh: Mesh, batch: Mapping[str, np.ndarray]) -> Arrays:
+    """Starts the transfer of this process's rows of a step's global batch to the devices."""
+    return {
+        name: jax.make_array_from_process_local_data(sharding(layout, graph.mesh, mesh), batch[name], layout.shape)
+        for name, layout in graph.batch.items()
+    }
+
+
 @dataclasses.dataclass(frozen=True)
 class XlaExecutable:
     """A compiled step.
@@ -89,12 +97,7 @@ class XlaExecutable:
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Arrays:
         """Starts the transfer of a batch to the devices. Every process passes its own rows of the global batch."""
-        return {
-            name: jax.make_array_from_process_local_data(
-                sharding(layout, self.graph.mesh, self.mesh), batch[name], layout.shape
-            )
-            for name, layout in self.graph.batch.items()
-        }
+        return place_batch(self.graph, self.mesh, batch)
 
 
 @dataclasses.dataclass(frozen=True)

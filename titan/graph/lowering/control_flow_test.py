@@ -9,9 +9,9 @@ from torch._higher_order_ops.scan import scan
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from titan.graph.barrier import barrier
-from titan.graph.lowering.control_flow import find_reversed_scans
 from titan.graph.lowering.lower import lower
 from titan.graph.lowering.ops import TABLE
+from titan.graph.reversed_scans import find_reversed_scans
 
 
 @pytest.fixture(autouse=True)

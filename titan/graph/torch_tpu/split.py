@@ -13,7 +13,7 @@ import torch.fx
 from torch.fx.node import map_arg
 
 from titan.graph.dialect import describe, op_name
-from titan.graph.lowering.control_flow import find_reversed_scans
+from titan.graph.reversed_scans import find_reversed_scans
 from titan.graph.torch_tpu.segment import Input, Op, Ref, Segment
 
 _NAMESPACES = ("aten", "prims")

@@ -115,20 +115,24 @@ def stacked_parameters(model: nn.Module) -> dict[str, tuple[str, ...]]:
     return found
 
 
-def with_scanned_layers(components: Any) -> Any:
-    """A component tree whose tuples of layers are loops: those direct fields of it that are tuples of nodes."""
+def with_scanned_layers(components: Any, *, longest_pattern: int | None = None) -> Any:
+    """A component tree whose tuples of layers are loops: those direct fields of it that are tuples of nodes.
+
+    Args:
+      longest_pattern: layers in one turn at most; None: any number.
+    """
     changes = {}
     for field in dataclasses.fields(components):
         value = getattr(components, field.name)
         if isinstance(value, tuple) and value and all(map(is_node, value)):
             changes[field.name] = tuple(
                 ScannedLayersConfig(run.start, len(run) // period, value[run.start : run.start + period])
-                for run, period in repeats([_form(layer) for layer in value])
+                for run, period in repeats([_form(layer) for layer in value], longest_pattern)
             )
     return dataclasses.replace(components, **changes)
 
 
-def repeats(forms: Sequence[Any]) -> Iterator[tuple[range, int]]:
+def repeats(forms: Sequence[Any], longest_pattern: int | None = None) -> Iterator[tuple[range, int]]:
     """Cuts a sequence into runs of a repeated pattern: (run, length of the pattern), from the first element on.
 
     Each run is the longest that begins where it does, of the shortest pattern that gives it.
@@ -136,7 +140,8 @@ def repeats(forms: Sequence[Any]) -> Iterator[tuple[range, int]]:
     start = 0
     while start < len(forms):
         best, best_period = 1, 1
-        for period in range(1, (len(forms) - start) // 2 + 1):
+        longest = (len(forms) - start) // 2
+        for period in range(1, min(longest, longest_pattern or longest) + 1):
             end = start + period
             while end < len(forms) and forms[end] == forms[end - period]:
                 end += 1
