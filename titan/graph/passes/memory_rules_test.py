@@ -47,7 +47,10 @@ def test_a_module_stands_for_what_is_within_it_and_for_a_loops_layers() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ful", "'ful' is neither a policy (none, full, selective, offload; it comes first) nor a rule, MODULE[::KIND]"),
+        (
+            "ful",
+            "'ful' is neither a policy (none, full, selective, offload; it comes first) nor a rule, MODULE[::KIND]",
+        ),
         ("", "'' is neither a policy"),
         ("full,", "'' is neither a policy"),
         ("layers.*=save,full", "'full' is neither a policy (none, full, selective, offload; it comes first)"),
