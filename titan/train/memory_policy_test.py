@@ -57,7 +57,10 @@ def _stacked_in_host_memory(graph: StepGraph) -> list[tuple[int, ...]]:
     for scan in _loops(graph):
         body = operator.attrgetter(scan.args[0].target)(graph.module).graph
         for result, value in zip(body.output_node().args[0], scan.meta["val"]):
-            if result.target is torch.ops.ao.wait_tensor.default and result.args[0].target is torch.ops.ao.offload.default:
+            if (
+                result.target is torch.ops.ao.wait_tensor.default
+                and result.args[0].target is torch.ops.ao.offload.default
+            ):
                 found.append(tuple(value.shape))
     return found
 

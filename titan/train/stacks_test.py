@@ -1,11 +1,18 @@
 """A state with stacks and the same state layer by layer."""
 
 import numpy as np
+import pytest
 import torch
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
+from titan.core.init import Normal
 from titan.parallel.layout import TensorLayout
+from titan.parallel.mesh import MeshSpec
+from titan.train.config import Config, TpuConfig
+from titan.train.runtime_torch import TorchRuntime
+from titan.train.runtime_xla import XlaRuntime
 from titan.train.stacks import Stacks
+from titan.train.state import EXP_AVG, EXP_AVG_SQ, PARAMS, PER_PARAMETER
 
 _STACKS = Stacks({"w": ("a", "b", "c")})
 
@@ -39,3 +46,53 @@ def test_layouts_layer_by_layer() -> None:
     }
     part = TensorLayout((8, 4), torch.float32, (Replicate(), Shard(0)))
     assert _STACKS.unstacked_layouts(layouts) == {"a": part, "b": part, "c": part, "x": layouts["x"]}
+
+
+def _runtimes(kind: str):
+    """A runtime whose state has a stack, and one with the same state layer by layer."""
+    on_mesh = kind == "xla"
+    spec = MeshSpec(("dp_shard",), (2,)) if on_mesh else MeshSpec((), ())
+    config = Config(tpu_config=TpuConfig(num_virtual_devices=2))
+    layouts = {
+        "w": TensorLayout((3, 8, 4), torch.float32, (Shard(1),) if on_mesh else ()),
+        "x": TensorLayout((5,), torch.float32, (Replicate(),) if on_mesh else ()),
+    }
+    stacked = {f"{prefix}{name}": layout for prefix in PER_PARAMETER for name, layout in layouts.items()}
+    stacks = _STACKS.in_state(PER_PARAMETER)
+    runtimes = [(XlaRuntime if on_mesh else TorchRuntime)(config) for _ in range(2)]
+    runtimes[0].prepare(spec, stacked, stacks)
+    runtimes[1].prepare(spec, stacks.unstacked_layouts(stacked), Stacks())
+    return runtimes
+
+
+@pytest.mark.parametrize("kind", ["xla", "torch"])
+def test_runtimes_with_and_without_stacks_restore_one_anothers_state_bit_for_bit(kind: str) -> None:
+    plan = {name: Normal(1.0 + index) for index, name in enumerate(("a", "b", "c", "x"))}
+    with_stacks, without = _runtimes(kind)
+    states = [runtime.initial_state(plan, 7) for runtime in (with_stacks, without)]
+    for state in states:  # moments that are not all zero
+        for name in list(state):
+            if name.startswith(EXP_AVG):
+                state[name] = state[name.replace(EXP_AVG, PARAMS)] * 0.5
+            elif name.startswith(EXP_AVG_SQ):
+                state[name] = state[name.replace(EXP_AVG_SQ, PARAMS)] ** 2
+    saved = [
+        {name: np.array(array) for name, array in runtime.to_arrays(state).items()}
+        for runtime, state in zip((with_stacks, without), states)
+    ]
+    assert sorted(saved[0]) == sorted(f"{prefix}{name}" for prefix in PER_PARAMETER for name in ("a", "b", "c", "x"))
+    assert len({array.tobytes() for array in saved[0].values()}) == len(saved[0])
+    for name, array in saved[1].items():
+        assert saved[0][name].tobytes() == array.tobytes(), name
+    assert {name: array.shape for name, array in saved[0].items()} == {
+        name: array.shape for name, array in with_stacks.abstract_state().items()
+    }
+    restored = with_stacks.from_arrays(without.to_arrays(states[1]))
+    for name, array in states[0].items():
+        assert np.array_equal(np.asarray(restored[name]), np.asarray(array)), name
+        assert np.asarray(array).shape[0] == (3 if name.endswith("w") else 5)
+    weights = with_stacks.host_parameters(restored)
+    assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == dict.fromkeys("abc", (8, 4)) | {"x": (5,)}
+    placed = with_stacks.place_parameters(weights)
+    for name, array in placed.items():
+        assert np.array_equal(np.asarray(array), np.asarray(restored[name])), name
