@@ -16,6 +16,7 @@ from titan.core.tpu_flags import TPU_FLAG_BUNDLES, check_tpu_flags, tpu_compiler
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
 from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_policy
 from titan.models.llama3.config import Llama3Config
+from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
@@ -319,7 +320,9 @@ class Config:
     name: str = option(
         "llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise."
     )
-    model: Llama3Config | Qwen3Config | Qwen3MoeConfig = option(Llama3Config(), "Hyperparameters of the model.")
+    model: Llama3Config | Qwen3Config | Qwen3MoeConfig | MuseGlimmerConfig = option(
+        Llama3Config(), "Hyperparameters of the model."
+    )
     parallelism: ParallelismConfig = option(
         ParallelismConfig(), "Devices, the mesh axes over them, and the dtypes of collectives."
     )

@@ -9,7 +9,7 @@ import torch
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.core.config.validate import ConfigError
-from titan.core.init import init_plan, sample
+from titan.core.init import Normal, Zeros, init_plan, sample
 from titan.graph.capture import capture
 from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
@@ -17,6 +17,7 @@ from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
 from titan.models.family import ModelConfig
 from titan.models.llama3.config import Llama3Config
+from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
@@ -42,6 +43,10 @@ FAMILIES: dict[str, ModelConfig] = {
     "qwen3_tied": Qwen3Config(**_SIZES, ffn_dim=48, tie_embeddings=True),
     "qwen3_moe": Qwen3MoeConfig(**_SIZES, **_MOE, num_experts=6),
     "qwen3_moe_odd": Qwen3MoeConfig(**_SIZES, **_MOE, num_experts=3),
+    # The window is shorter than a document.
+    "muse_glimmer": MuseGlimmerConfig(
+        **{**_SIZES, "num_layers": 2}, ffn_dim=48, window=4, global_interval=2, logit_scale=3.0
+    ),
 }
 ONE = MeshSpec((), ())
 FSDP = MeshSpec(("dp_shard",), (2,))
@@ -82,7 +87,10 @@ def initial_state(family: str) -> dict[str, np.ndarray]:
         fqn = name.removeprefix(PARAMS)
         state[name] = np.zeros(layout.shape, str(layout.dtype).removeprefix("torch."))
         if name.startswith(PARAMS):
-            state[name] = np.array(sample(plan[fqn], 0, fqn, layout.shape, "float32"))
+            # A final norm that begins at zero would leave all other weights without a gradient; and where norms follow
+            # sub-blocks, the first steps would turn weights of 0.02 around, each rounding with them.
+            initializer = Normal(0.1) if Zeros() in plan.values() else plan[fqn]
+            state[name] = np.array(sample(initializer, 0, fqn, layout.shape, "float32"))
     return state
 
 
@@ -122,8 +130,14 @@ def assert_same_step(got, expected) -> None:
 
 @pytest.mark.parametrize(
     "family, mesh",
-    [("qwen3_tied", FSDP), ("qwen3_moe", HSDP), ("qwen3_moe_odd", FSDP)],
-    ids=["tied_fsdp2", "moe_hsdp4", "moe_odd_fsdp2"],
+    [
+        ("qwen3_tied", FSDP),
+        ("qwen3_moe", HSDP),
+        ("qwen3_moe_odd", FSDP),
+        ("muse_glimmer", FSDP),
+        ("muse_glimmer", HSDP),
+    ],
+    ids=["tied_fsdp2", "moe_hsdp4", "moe_odd_fsdp2", "muse_fsdp2", "muse_hsdp4"],
 )
 def test_a_mesh_equals_one_device(family, mesh):
     assert_same_step(run_xla(family, mesh), run_xla(family, ONE))
@@ -170,6 +184,7 @@ def saved(config: ModelConfig, folder) -> str:
             "--checkpoint.load_hf: {}/config.json: model_type is 'qwen3_moe', a Llama 3 has 'llama'",
         ),
         ("llama3", "qwen3_moe", "--checkpoint.load_hf: {}/config.json: model_type is 'llama', a Qwen3 has 'qwen3' or "),
+        ("llama3", "muse_glimmer", "--checkpoint.load_hf: {}/config.json: model_type is 'llama', a Muse Glimmer has "),
     ],
 )
 def test_weights_of_another_model_are_refused(theirs, ours, message, tmp_path):

@@ -15,15 +15,18 @@ from titan.kernels.rope.pallas_tpu import LANES
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
-def rotate_heads(x_BTF: Tensor, cos_BTH: Tensor, sin_BTH: Tensor, *, implementation: str = "auto") -> Tensor:
-    """Splits columns into heads and rotates each pair (i, i + H) of a head; differentiable in x_BTF.
+def rotate_heads(
+    x_BTF: Tensor, cos_BTH: Tensor, sin_BTH: Tensor, *, adjacent_pairs: bool = False, implementation: str = "auto"
+) -> Tensor:
+    """Splits columns into heads and rotates each pair of a head; differentiable in x_BTF.
 
     out[b, n, t, i] = x[i] cos[i] - x[i + H] sin[i], out[b, n, t, i + H] = x[i + H] cos[i] + x[i] sin[i], where x is
-    x_BTF[b, t, n D : (n + 1) D] in float32.
+    x_BTF[b, t, n D : (n + 1) D] in float32. With adjacent pairs, 2i and 2i + 1 stand in the places of i and i + H.
 
     Args:
       x_BTF: result of the projection, float32 or bfloat16.
       cos_BTH, sin_BTH: cosines and sines of the angles, float32; constants.
+      adjacent_pairs: pairs are (2i, 2i + 1) rather than (i, i + H).
       implementation: "mosaic", the Pallas kernel, whose D is a multiple of 128, or "xla". "auto": "mosaic" on TPU for
         such D.
 
@@ -53,4 +56,4 @@ def rotate_heads(x_BTF: Tensor, cos_BTH: Tensor, sin_BTH: Tensor, *, implementat
         if implementation == "mosaic":
             raise NotImplementedError(f"the kernel takes head dims that are multiples of {LANES}, not {head_dim}")
         implementation = "xla" if implementation == "auto" else implementation
-    return rotate_heads_op(x_BTF, cos_BTH, sin_BTH, implementation=implementation)
+    return rotate_heads_op(x_BTF, cos_BTH, sin_BTH, adjacent_pairs=adjacent_pairs, implementation=implementation)

@@ -1,5 +1,7 @@
 """Every implementation of the rotation against the float64 reference, forward and backward, and on TPU compilers."""
 
+import cmath
+
 import jax
 import pytest
 import torch
@@ -24,12 +26,13 @@ def _inputs(batch, length, num_heads, head_dim, dtype):
     ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_forward_and_gradient_equal_the_reference(implementation, shape, dtype):
+@pytest.mark.parametrize("adjacent_pairs", [False, True], ids=["half", "adjacent"])
+def test_forward_and_gradient_equal_the_reference(implementation, shape, dtype, adjacent_pairs):
     x, cos, sin, grad = _inputs(*shape, dtype)
-    out = rotate_heads(x, cos, sin, implementation=implementation)
+    out = rotate_heads(x, cos, sin, adjacent_pairs=adjacent_pairs, implementation=implementation)
     (grad_x,) = torch.autograd.grad(out, x, grad)
     exact = x.detach().double().requires_grad_()
-    expected = rotate_heads_reference(exact, cos.double(), sin.double())
+    expected = rotate_heads_reference(exact, cos.double(), sin.double(), adjacent_pairs=adjacent_pairs)
     (expected_grad,) = torch.autograd.grad(expected, exact, grad.double())
     for got, wanted in ((out, expected), (grad_x, expected_grad)):
         assert got.dtype == dtype
@@ -37,6 +40,15 @@ def test_forward_and_gradient_equal_the_reference(implementation, shape, dtype):
         # float32: three roundings. bfloat16: the result's own rounding alone, since products and sums are float32.
         tolerance = 1e-6 if dtype == torch.float32 else 2**-8
         assert (got.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+
+
+@pytest.mark.parametrize("adjacent_pairs, pairs", [(False, [(0, 2), (1, 3)]), (True, [(0, 1), (2, 3)])])
+def test_the_reference_turns_each_pair_as_a_complex_number(adjacent_pairs, pairs):
+    x, angles = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.tensor([[[0.3, 0.7]]])
+    out = rotate_heads_reference(x, angles.cos(), angles.sin(), adjacent_pairs=adjacent_pairs).flatten()
+    for (first, second), angle in zip(pairs, (0.3, 0.7), strict=True):
+        turned = complex(x[0, 0, first], x[0, 0, second]) * cmath.exp(1j * angle)
+        assert abs(complex(out[first], out[second]) - turned) < 1e-6
 
 
 def test_angles_have_no_gradient():
@@ -48,8 +60,9 @@ def test_angles_have_no_gradient():
 
 
 @pytest.mark.parametrize("generation", ["v6e", "tpu7x"])
-def test_on_tpu_the_kernel_moves_little_and_keeps_nothing(generation):
-    case = next(aot_cases(generation))
+@pytest.mark.parametrize("model", ["Llama 3 8B", "Muse Glimmer 30B"])
+def test_on_tpu_the_kernel_moves_little_and_keeps_nothing(generation, model):
+    case = next(case for case in aot_cases(generation) if case.name.startswith(model))
     ours, xlas = (compile_for_tpu(run, *case.args, generation=generation) for run in (case.fused, case.unfused))
     assert ours.vmem_bytes > 0
     # The cosines and sines, spread over whole heads, are all that lies in HBM besides arguments and results.

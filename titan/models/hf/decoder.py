@@ -1,6 +1,6 @@
 """Decoders in Hugging Face folders: names and layouts of the weights, and the hyperparameters that families share.
 
-Both sides use the half-rotation layout of RoPE and [out, in] weights, so tensors change their names and nothing else.
+Both sides lay out heads for the family's kind of RoPE, and weights [out, in]: tensors change their names, nothing else.
 Experts alone are laid out differently: here one parameter [X, in, out] for all, in the files X tensors [out, in].
 """
 
@@ -37,10 +37,13 @@ _LAYER_NAMES = {
     "attention.wo.weight": "self_attn.o_proj.weight",
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
+    "attention.o_gate.weight": "self_attn.o_gate_proj.weight",
+    "attention_post_norm.weight": "attention_output_layernorm.weight",
     "feed_forward_norm.weight": "post_attention_layernorm.weight",
     "feed_forward.w1.weight": "mlp.gate_proj.weight",
     "feed_forward.w2.weight": "mlp.down_proj.weight",
     "feed_forward.w3.weight": "mlp.up_proj.weight",
+    "feed_forward_post_norm.weight": "mlp_output_layernorm.weight",
     "feed_forward.router.weight": "mlp.gate.weight",
     "feed_forward.experts.w1": "mlp.experts.{}.gate_proj.weight",
     "feed_forward.experts.w2": "mlp.experts.{}.down_proj.weight",

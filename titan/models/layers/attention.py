@@ -1,7 +1,7 @@
 """Causal grouped-query self-attention; the attention maths proper is a node of its own, so that it can be swapped.
 
 Shapes: B batch, T tokens (queries), S tokens (keys), N query heads, K key/value heads, G = N / K query heads per
-key/value head, D head dim, H half of it, E model dim. Query head n belongs to key/value head n // G.
+key/value head, D head dim, H half of it, E model dim, F = N D. Query head n belongs to key/value head n // G.
 """
 
 import dataclasses
@@ -26,6 +26,13 @@ class AttentionMask(NamedTuple):
     segment_ids_BT: Tensor
     allowed_BTS: Tensor
 
+    def allowed_within(self, window: int) -> Tensor:
+        """`allowed_BTS` without the pairs where query t is `window` or more after key s; 0: no window."""
+        if not window:
+            return self.allowed_BTS
+        index_T = torch.arange(self.allowed_BTS.shape[1], device=self.allowed_BTS.device)
+        return self.allowed_BTS & (index_T.unsqueeze(1) - index_T < window)
+
 
 def causal_segment_mask(segment_ids_BT: Tensor) -> AttentionMask:
     """A token sees itself and the earlier tokens of its own segment. Built once per forward, shared by all layers.
@@ -43,9 +50,11 @@ class MathAttentionConfig:
 
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
+      window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
     """
 
     scale: float
+    window: int = 0
 
     def build(self) -> "MathAttention":
         """The module, which has no parameters."""
@@ -62,9 +71,10 @@ class MathAttention(nn.Module):
     def __init__(self, config: MathAttentionConfig):
         super().__init__()
         self.scale = config.scale
+        self.window = config.window
 
     def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
-        """Attends from each query to the keys that `mask` allows; returns [B, N, T, D] in the inputs' dtype."""
+        """Attends from each query to the keys that `mask` and the window allow; returns [B, N, T, D] in q's dtype."""
         batch_size, num_heads, query_length, head_dim = q_BNTD.shape
         num_kv_heads, key_length = k_BKSD.shape[1:3]
         batch = batch_size * num_kv_heads
@@ -73,7 +83,7 @@ class MathAttention(nn.Module):
         k = k_BKSD.reshape(batch, key_length, head_dim)
         v = v_BKSD.reshape(batch, key_length, head_dim)
         scores_BNTS = torch.bmm(q, k.transpose(1, 2)).view(batch_size, num_heads, query_length, key_length)
-        scores_BNTS = scores_BNTS.masked_fill(~mask.allowed_BTS.unsqueeze(1), float("-inf"))
+        scores_BNTS = scores_BNTS.masked_fill(~mask.allowed_within(self.window).unsqueeze(1), float("-inf"))
         weights_BNTS = torch.softmax(scores_BNTS, dim=-1, dtype=torch.float32).to(v.dtype)
         return torch.bmm(weights_BNTS.view(batch, rows, key_length), v).view(q_BNTD.shape)
 
@@ -84,9 +94,11 @@ class SdpaAttentionConfig:
 
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
+      window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
     """
 
     scale: float
+    window: int = 0
 
     def build(self) -> "SdpaAttention":
         """The module, which has no parameters."""
@@ -99,14 +111,15 @@ class SdpaAttention(nn.Module):
     def __init__(self, config: SdpaAttentionConfig):
         super().__init__()
         self.scale = config.scale
+        self.window = config.window
 
     def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
-        """Attends from each query to the keys that `mask` allows; returns [B, N, T, D] in the inputs' dtype."""
+        """Attends from each query to the keys that `mask` and the window allow; returns [B, N, T, D] in q's dtype."""
         return F.scaled_dot_product_attention(
             q_BNTD,
             k_BKSD,
             v_BKSD,
-            attn_mask=mask.allowed_BTS.unsqueeze(1),
+            attn_mask=mask.allowed_within(self.window).unsqueeze(1),
             scale=self.scale,
             enable_gqa=q_BNTD.shape[1] != k_BKSD.shape[1],
         )
@@ -126,6 +139,7 @@ class AttentionConfig:
       q_norm: node whose module normalises each query head before it is rotated, [B, T, N, D] to the same; None: none.
       k_norm: the same for keys.
       rotary: node whose module maps (x_BTND, cos, sin) to rotated heads [B, N, T, D].
+      o_gate: projection, E to N D, whose sigmoid multiplies what the inner attention gives; None: none.
     """
 
     head_dim: int
@@ -137,6 +151,7 @@ class AttentionConfig:
     q_norm: Any | None = None
     k_norm: Any | None = None
     rotary: Any = RotaryConfig()
+    o_gate: LinearConfig | None = None
 
     def build(self) -> "Attention":
         """The module, on the current default device."""
@@ -144,7 +159,10 @@ class AttentionConfig:
 
 
 class Attention(nn.Module):
-    """Projections, norms (if any) and rotary embedding of queries and keys, inner attention, output projection."""
+    """Projections, norms and rotary embedding of queries and keys, inner attention, gate, output projection.
+
+    Norms and gate are there if the configuration has them.
+    """
 
     def __init__(self, config: AttentionConfig):
         super().__init__()
@@ -156,6 +174,7 @@ class Attention(nn.Module):
         self.q_norm = config.q_norm.build() if config.q_norm is not None else None
         self.k_norm = config.k_norm.build() if config.k_norm is not None else None
         self.rotary = config.rotary.build()
+        self.o_gate = config.o_gate.build() if config.o_gate is not None else None
         self.inner = config.inner.build()
 
     def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
@@ -168,7 +187,10 @@ class Attention(nn.Module):
         if self.k_norm is not None:
             k_BTKD = self.k_norm(k_BTKD)
         out_BNTD = self.inner(self.rotary(q_BTND, *rope), self.rotary(k_BTKD, *rope), v_BKTD, mask)
-        return self.wo(out_BNTD.transpose(1, 2).flatten(2))
+        out_BTF = out_BNTD.transpose(1, 2).flatten(2)
+        if self.o_gate is not None:
+            out_BTF = out_BTF * torch.sigmoid(self.o_gate(x_BTE))
+        return self.wo(out_BTF)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         """[B, T, heads * D] to [B, T, heads, D], a view."""

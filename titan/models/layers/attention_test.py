@@ -16,23 +16,24 @@ def inputs(dtype=torch.float32, num_heads=6, num_kv_heads=2, head_dim=8):
     return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
 
 
-def reference(q, k, v, scale):
+def reference(q, k, v, scale, window=0):
     """Each query by itself, in float64."""
     out = torch.zeros(q.shape, dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     for row, head, query in torch.cartesian_prod(*(torch.arange(size) for size in q.shape[:3])).tolist():
-        keys = [key for key in range(query + 1) if SEGMENT_IDS[row, key] == SEGMENT_IDS[row, query]]
+        first = max(0, query - window + 1) if window else 0
+        keys = [key for key in range(first, query + 1) if SEGMENT_IDS[row, key] == SEGMENT_IDS[row, query]]
         scores = (k[row, head // group, keys].double() @ q[row, head, query].double()) * scale
         out[row, head, query] = scores.softmax(0) @ v[row, head // group, keys].double()
     return out
 
 
-@pytest.mark.parametrize("config", [MathAttentionConfig(0.3), SdpaAttentionConfig(0.3)], ids=["math", "sdpa"])
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
-def test_equals_each_query_by_itself(config, num_kv_heads):
+@pytest.mark.parametrize("config", [MathAttentionConfig, SdpaAttentionConfig], ids=["math", "sdpa"])
+@pytest.mark.parametrize("num_kv_heads, window", [(1, 0), (2, 0), (6, 0), (2, 1), (2, 3), (2, 9)])
+def test_equals_each_query_by_itself(config, num_kv_heads, window):
     q, k, v = inputs(num_kv_heads=num_kv_heads)
-    out = config.build()(q, k, v, causal_segment_mask(SEGMENT_IDS))
-    expected = reference(q, k, v, 0.3)
+    out = config(0.3, window).build()(q, k, v, causal_segment_mask(SEGMENT_IDS))
+    expected = reference(q, k, v, 0.3, window)
     torch.testing.assert_close(out, expected.float(), rtol=1e-5, atol=1e-6)
     cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     grads = torch.autograd.grad(out, (q, k, v), cotangent)

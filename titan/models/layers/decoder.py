@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from titan.models.layers.attention import AttentionConfig, AttentionMask, causal_segment_mask
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.embedding import EmbeddingConfig
+from titan.models.layers.head import SoftCappedHeadConfig
 from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RopeConfig
@@ -31,12 +32,16 @@ class TransformerBlockConfig:
       attention: self-attention.
       feed_forward_norm: normalises what the feed-forward reads.
       feed_forward: node whose module maps [B, T, E] to [B, T, E], token by token: `FeedForwardConfig`, `MoEConfig`.
+      attention_post_norm: normalises what attention adds to the residual stream; None: none.
+      feed_forward_post_norm: normalises what the feed-forward adds; None: none.
     """
 
     attention_norm: RMSNormConfig
     attention: AttentionConfig
     feed_forward_norm: RMSNormConfig
     feed_forward: Any
+    attention_post_norm: RMSNormConfig | None = None
+    feed_forward_post_norm: RMSNormConfig | None = None
 
     def build(self) -> "TransformerBlock":
         """The module, on the current default device."""
@@ -52,11 +57,19 @@ class TransformerBlock(nn.Module):
         self.attention = config.attention.build()
         self.feed_forward_norm = config.feed_forward_norm.build()
         self.feed_forward = config.feed_forward.build()
+        self.attention_post_norm = _built(config.attention_post_norm)
+        self.feed_forward_post_norm = _built(config.feed_forward_post_norm)
 
     def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
         """Maps the residual stream [B, T, E] to the next one; `rope` and `mask` are the whole model's."""
-        x_BTE = x_BTE + self.attention(self.attention_norm(x_BTE), rope, mask)
-        return x_BTE + self.feed_forward(self.feed_forward_norm(x_BTE))
+        attended_BTE = self.attention(self.attention_norm(x_BTE), rope, mask)
+        if self.attention_post_norm is not None:
+            attended_BTE = self.attention_post_norm(attended_BTE)
+        x_BTE = x_BTE + attended_BTE
+        fed_BTE = self.feed_forward(self.feed_forward_norm(x_BTE))
+        if self.feed_forward_post_norm is not None:
+            fed_BTE = self.feed_forward_post_norm(fed_BTE)
+        return x_BTE + fed_BTE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,14 +83,16 @@ class DecoderConfig:
       norm: the final norm.
       head: the projection to logits; None where the embedding's table is the head too.
       loss: node whose module maps (hidden_BTE, head, labels_BT) to the summed loss.
+      embedding_norm: node whose module normalises the embedding's output, [B, T, E] to the same; None: none.
     """
 
     embedding: EmbeddingConfig
     rope: RopeConfig
     layers: tuple[TransformerBlockConfig, ...]
     norm: RMSNormConfig
-    head: LinearConfig | None
+    head: LinearConfig | SoftCappedHeadConfig | None
     loss: CrossEntropyConfig
+    embedding_norm: Any | None = None
 
     def build(self) -> "Decoder":
         """The model on the meta device, parameters float32, each with its initialiser in `param_init`."""
@@ -98,8 +113,9 @@ class Decoder(nn.Module):
         self.rope = config.rope.build()
         self.layers = nn.ModuleList(layer.build() for layer in config.layers)
         self.norm = config.norm.build()
-        self.head = config.head.build() if config.head is not None else None
+        self.head = _built(config.head)
         self.cross_entropy = config.loss.build()
+        self.embedding_norm = _built(config.embedding_norm)
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
         """Logits [B, T, V] in the head's dtype.
@@ -120,6 +136,8 @@ class Decoder(nn.Module):
         rope = self.rope(positions_BT)
         mask = causal_segment_mask(segment_ids_BT)
         x_BTE = self.embedding(tokens_BT)
+        if self.embedding_norm is not None:
+            x_BTE = self.embedding_norm(x_BTE)
         for layer in self.layers:
             x_BTE = layer(x_BTE, rope, mask)
         return self.norm(x_BTE)
@@ -127,3 +145,7 @@ class Decoder(nn.Module):
     @property
     def _project(self):
         return self.head if self.head is not None else self.embedding.project
+
+
+def _built(node: Any | None) -> nn.Module | None:
+    return node.build() if node is not None else None

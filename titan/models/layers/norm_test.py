@@ -2,9 +2,9 @@
 
 import torch
 
-from titan.core.init import Normal, Ones
+from titan.core.init import Normal, Ones, Zeros
 from titan.models.layers.linear import LinearConfig
-from titan.models.layers.norm import RMSNormConfig
+from titan.models.layers.norm import RMSNormConfig, UnscaledRMSNormConfig
 
 
 def test_norm_computes_in_float32_and_rounds_once():
@@ -19,6 +19,23 @@ def test_norm_computes_in_float32_and_rounds_once():
     assert norm(x_bf16).dtype == torch.bfloat16
     assert torch.equal(norm(x_bf16), norm(x_bf16.float()).bfloat16())
     assert norm.param_init == {"weight": Ones()}
+
+
+def test_a_centre_is_added_to_the_weight_in_float32_and_unscaled_has_neither():
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(5, 64, generator=generator), torch.randn(64, generator=generator) * 1e-3
+    norm = RMSNormConfig(dim=64, eps=1e-5, weight_init=Zeros(), centre=1.0).build()
+    with torch.no_grad():
+        norm.weight.copy_(weight)
+    expected = torch.nn.functional.rms_norm(x.double(), (64,), eps=1e-5)
+    torch.testing.assert_close(norm(x), (expected * (weight.double() + 1)).float(), rtol=1e-6, atol=0)
+    norm.to(torch.bfloat16)  # in which 1.001 would be 1
+    torch.testing.assert_close(norm(x), (expected * (weight.bfloat16().double() + 1)).float(), rtol=1e-6, atol=0)
+    assert norm.param_init == {"weight": Zeros()}
+    unscaled = UnscaledRMSNormConfig(eps=1e-5).build()
+    torch.testing.assert_close(unscaled(x), expected.float(), rtol=1e-6, atol=0)
+    assert torch.equal(unscaled(x.bfloat16()), unscaled(x.bfloat16().float()).bfloat16())
+    assert not list(unscaled.parameters())
 
 
 def test_linear_computes_in_the_weights_dtype():

@@ -1,7 +1,8 @@
-"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in the half-rotation layout of Hugging Face.
+"""Rotary position embedding (Su et al., 2021, arXiv:2104.09864) in either layout.
 
-Element i of a head is paired with element i + H/2 (Meta's original checkpoints pair 2i with 2i + 1; Hugging Face's have
-the rows of wq and wk permuted accordingly).
+In the half-rotation layout of Hugging Face's Llama and Qwen, element i of a head is paired with element i + H; with
+adjacent pairs, as in Meta's original checkpoints, 2i with 2i + 1. A permutation of the rows of wq and wk leads from one
+to the other.
 
 Shapes: B batch, T tokens, N heads, H half of the head dim.
 """
@@ -76,33 +77,64 @@ class Rope(nn.Module):
         return frequencies_H * (kept_H + (1.0 - kept_H) / scaling.factor)
 
 
-def apply_rope(x_BNTD: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
-    """Rotates each pair (i, i + H) of the last dim, in float32; the result is contiguous and has x's dtype.
+def apply_rope(x_BNTD: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor, *, adjacent_pairs: bool = False) -> Tensor:
+    """Rotates each pair of the last dim, in float32; the result is contiguous and has x's dtype.
 
     Args:
       x_BNTD: queries or keys, D = 2 H.
       cos_B1TH: cosines from `Rope`, float32.
       sin_B1TH: sines from `Rope`, float32.
+      adjacent_pairs: pairs are (2i, 2i + 1) rather than (i, i + H).
     """
-    first_BNTH, second_BNTH = x_BNTD.float().chunk(2, dim=-1)
-    rotated_BNTD = torch.cat(
-        (first_BNTH * cos_B1TH - second_BNTH * sin_B1TH, second_BNTH * cos_B1TH + first_BNTH * sin_B1TH), dim=-1
-    )
+    x32_BNTD = x_BNTD.float()
+    if adjacent_pairs:
+        first_BNTH, second_BNTH = x32_BNTD.unflatten(-1, (-1, 2)).unbind(-1)
+    else:
+        first_BNTH, second_BNTH = x32_BNTD.chunk(2, dim=-1)
+    rotated = (first_BNTH * cos_B1TH - second_BNTH * sin_B1TH, second_BNTH * cos_B1TH + first_BNTH * sin_B1TH)
+    rotated_BNTD = torch.stack(rotated, dim=-1).flatten(-2) if adjacent_pairs else torch.cat(rotated, dim=-1)
     return rotated_BNTD.to(x_BNTD.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
 class RotaryConfig:
-    """Configuration of `Rotary`."""
+    """Configuration of `Rotary`.
+
+    Attributes:
+      adjacent_pairs: see `apply_rope`.
+    """
+
+    adjacent_pairs: bool = False
 
     def build(self) -> "Rotary":
         """The module, which has no parameters."""
-        return Rotary()
+        return Rotary(self)
 
 
 class Rotary(nn.Module):
     """The rotation of a projection's heads, and their move in front of the tokens, as a node that can be swapped."""
 
+    def __init__(self, config: RotaryConfig):
+        super().__init__()
+        self.adjacent_pairs = config.adjacent_pairs
+
     def forward(self, x_BTND: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
         """Returns the rotated heads [B, N, T, D], given the cosines and sines of `Rope`."""
-        return apply_rope(x_BTND.transpose(1, 2), cos_B1TH, sin_B1TH)
+        return apply_rope(x_BTND.transpose(1, 2), cos_B1TH, sin_B1TH, adjacent_pairs=self.adjacent_pairs)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRotaryConfig:
+    """Configuration of `NoRotary`."""
+
+    def build(self) -> "NoRotary":
+        """The module, which has no parameters."""
+        return NoRotary()
+
+
+class NoRotary(nn.Module):
+    """In place of `Rotary` in a layer without positions (NoPE): heads move in front of the tokens, as they are."""
+
+    def forward(self, x_BTND: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
+        """Returns the heads [B, N, T, D], a view."""
+        return x_BTND.transpose(1, 2)

@@ -2,22 +2,23 @@
 
 import math
 
+import pytest
 import torch
 
 from titan.models.layers.rope import Llama3RopeScaling, RopeConfig, apply_rope
 
 
-def test_rotates_the_pairs_of_the_half_layout_by_the_published_angles():
+@pytest.mark.parametrize("adjacent_pairs, pairs", [(False, ((0, 3), (1, 4), (2, 5))), (True, ((0, 1), (2, 3), (4, 5)))])
+def test_rotates_the_pairs_of_the_layout_by_the_published_angles(adjacent_pairs, pairs):
     config = RopeConfig(head_dim=6, theta=100.0)
     positions = torch.tensor([[0, 1, 7]], dtype=torch.int32)
     x = torch.randn(1, 2, 3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).float()
-    rotated = apply_rope(x, *config.build()(positions))
+    rotated = apply_rope(x, *config.build()(positions), adjacent_pairs=adjacent_pairs)
     for index, position in enumerate((0, 1, 7)):
-        for pair in range(3):
-            angle = position * 100.0 ** (-2 * pair / 6)
+        for number, pair in enumerate(pairs):
+            angle = position * 100.0 ** (-2 * number / 6)
             turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
-            expected = x[0, :, index, [pair, pair + 3]] @ turn.T
-            torch.testing.assert_close(rotated[0, :, index, [pair, pair + 3]], expected)
+            torch.testing.assert_close(rotated[0, :, index, list(pair)], x[0, :, index, list(pair)] @ turn.T)
 
 
 def test_scores_depend_on_distance_alone():

@@ -18,6 +18,8 @@ from titan.train.recipes import (
     llama3_70b,
     llama3_405b,
     llama3_debug,
+    muse_glimmer_30b,
+    muse_glimmer_debug,
     qwen3_0_6b,
     qwen3_8b,
     qwen3_32b,
@@ -29,6 +31,7 @@ from titan.train.recipes import (
 MODULES = (
     *(llama3_debug, llama3_8b, llama3_70b, llama3_405b),
     *(qwen3_debug, qwen3_0_6b, qwen3_8b, qwen3_32b, qwen3_moe_debug, qwen3_235b_a22b),
+    *(muse_glimmer_debug, muse_glimmer_30b),
 )
 RECIPES = {module.RECIPE.name: module.RECIPE for module in MODULES}
 VARIANTS = {

@@ -9,6 +9,7 @@ from titan.core.config.rewrite import Rule
 from titan.kernels.fused_linear_cross_entropy.api import fused_linear_cross_entropy
 from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles
 from titan.models.layers.cross_entropy import CrossEntropyConfig
+from titan.models.layers.head import SoftCappedHead
 from titan.train.config import Config
 
 
@@ -44,10 +45,12 @@ class FusedCrossEntropy(nn.Module):
 
         Args:
           hidden_BTE: output of the final norm.
-          head: the head's module, or a method of it; what counts is its weight [V, E].
+          head: the head's module, or a method of it; what counts is its weight [V, E] and, if it has one, its cap.
           labels_BT: integer labels; `ignore_index` where the token does not count.
         """
-        weight_VE = getattr(head, "__self__", head).weight  # a tied embedding's `project` is a method
+        module = getattr(head, "__self__", head)  # a tied embedding's `project` is a method
+        weight_VE = module.weight
+        cap = {"scale": module.scale, "soft_cap": module.soft_cap} if isinstance(module, SoftCappedHead) else {}
         return fused_linear_cross_entropy(
             hidden_BTE.to(weight_VE.dtype),
             weight_VE,
@@ -57,6 +60,7 @@ class FusedCrossEntropy(nn.Module):
             gradients=self.config.gradients,
             tiles=self.config.tiles,
             implementation=self.config.implementation,
+            **cap,
         )
 
 

@@ -15,9 +15,10 @@ class RotaryKernelConfig:
     """Configuration of `RotaryKernel`.
 
     Attributes:
-      implementation: see `rotate_heads`.
+      adjacent_pairs, implementation: see `rotate_heads`.
     """
 
+    adjacent_pairs: bool
     implementation: str
 
     def build(self) -> "RotaryKernel":
@@ -30,18 +31,28 @@ class RotaryKernel(nn.Module):
 
     def __init__(self, config: RotaryKernelConfig):
         super().__init__()
-        self.implementation = config.implementation
+        self.config = config
 
     def forward(self, x_BTND: Tensor, cos_B1TH: Tensor, sin_B1TH: Tensor) -> Tensor:
         """As `Rotary.forward`."""
         return rotate_heads(
-            x_BTND.flatten(2), cos_B1TH.squeeze(1), sin_B1TH.squeeze(1), implementation=self.implementation
+            x_BTND.flatten(2),
+            cos_B1TH.squeeze(1),
+            sin_B1TH.squeeze(1),
+            adjacent_pairs=self.config.adjacent_pairs,
+            implementation=self.config.implementation,
         )
 
 
 def rope_rules(config: Config) -> tuple[Rule, ...]:
-    """Replaces the rotation of every layer where the flag is on."""
+    """Replaces the rotation where the flag is on, of every layer that has one."""
     kernel = config.rope_kernel
     if not kernel.enable:
         return ()
-    return (Rule(name="rope_kernel", type=RotaryConfig, replace=RotaryKernelConfig(kernel.implementation)),)
+    return (
+        Rule(
+            name="rope_kernel",
+            type=RotaryConfig,
+            replace=lambda node: RotaryKernelConfig(node.adjacent_pairs, kernel.implementation),
+        ),
+    )

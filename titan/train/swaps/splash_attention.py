@@ -17,11 +17,13 @@ class SplashAttentionConfig:
 
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
+      window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
       tiles: block sizes.
       implementation: see `splash_attention`.
     """
 
     scale: float
+    window: int
     tiles: SplashTiles
     implementation: str
 
@@ -38,13 +40,14 @@ class SplashAttention(nn.Module):
         self.config = config
 
     def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
-        """Attends from each query to the earlier keys of its segment; returns [B, N, T, D] in the inputs' dtype."""
+        """Attends from each query to the earlier keys of its segment and window; returns [B, N, T, D] in q's dtype."""
         return splash_attention(
             q_BNTD,
             k_BKSD,
             v_BKSD,
             mask.segment_ids_BT,
             causal=True,
+            window=self.config.window,
             scale=self.config.scale,
             tiles=self.config.tiles,
             implementation=self.config.implementation,
@@ -61,6 +64,6 @@ def splash_attention_rules(config: Config) -> tuple[Rule, ...]:
         Rule(
             name="splash_attention",
             type=(MathAttentionConfig, SdpaAttentionConfig),
-            replace=lambda node: SplashAttentionConfig(node.scale, tiles, kernel.implementation),
+            replace=lambda node: SplashAttentionConfig(node.scale, node.window, tiles, kernel.implementation),
         ),
     )
