@@ -17,8 +17,8 @@ from titan.graph.step_graph import StepGraph
 from titan.models.llama3.config import Llama3Config
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.build import PASSES
-from titan.train.config import OptimizerConfig
+from titan.train.build import graph_passes
+from titan.train.config import Config, OptimizerConfig
 from titan.train.state import (
     EXP_AVG,
     IGNORED_LABEL,
@@ -131,7 +131,7 @@ def initial_state() -> dict[str, np.ndarray]:
 @functools.cache
 def run_xla(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None):
     """Losses, gradient norms, the first moments after step 1 and the state after the last step."""
-    graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm, gather_dtype), PASSES)
+    graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm, gather_dtype), graph_passes(Config()))
     executable = compile_xla(graph, jax.devices())
     abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial_state().items()}
@@ -230,7 +230,7 @@ def test_interpreted_graph_is_bitwise_eager(num_microbatches: int, with_passes: 
     one_device = MeshSpec((), ())
     graph = captured(one_device, num_microbatches)
     if with_passes:
-        graph, _ = run_passes(graph, PASSES)
+        graph, _ = run_passes(graph, graph_passes(Config()))
     interpreted = TorchExecutable(graph, lambda: None)
     eager = builder(one_device, num_microbatches).train_step(None)
     states = [torch_state(), torch_state()]
