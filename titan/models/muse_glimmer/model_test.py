@@ -5,14 +5,13 @@ import math
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from titan.core.config.validate import ConfigError, validate
-from titan.core.init import Normal, Zeros, init_plan, sample
+from titan.core.init import Normal, Zeros, init_plan
 from titan.models.decoder_for_test import VOCAB_SIZE, batch, build, loss_and_gradients
 from titan.models.layers.attention import causal_segment_mask
 from titan.models.layers.rope import NoRotaryConfig, RotaryConfig
@@ -258,9 +257,12 @@ def test_the_head_is_capped_in_float32_and_has_its_own_weight():
 
 def test_logits_begin_at_exactly_zero_and_the_final_norm_learns_first():
     model, inputs = SMALL.components().build(), batch()
+    plan = init_plan(model)
+    assert set(plan.values()) == {Normal(0.02), Zeros()}
+    generator = torch.Generator().manual_seed(0)
     weights = {
-        name: torch.from_numpy(np.array(sample(initializer, 0, name, tuple(parameter.shape), "float32")))
-        for (name, parameter), initializer in zip(model.named_parameters(), init_plan(model).values(), strict=True)
+        name: torch.randn(parameter.shape, generator=generator) * (0.02 if plan[name] == Normal(0.02) else 0.0)
+        for name, parameter in model.named_parameters()
     }
     model.load_state_dict(weights, assign=True)
     assert torch.equal(logits_of(model, inputs), torch.zeros(2, 24, VOCAB_SIZE))
