@@ -62,8 +62,12 @@ def main(argv: Sequence[str]) -> int:
     print(to_text(assignment), end="")
     if args.svg:
         path = pathlib.Path(args.svg).expanduser()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(to_svg(assignment), encoding="utf-8")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(to_svg(assignment), encoding="utf-8")
+        except OSError as error:
+            print(f"--svg: {path} cannot be written ({error.strerror}); give another file", file=sys.stderr)
+            return 2
         print(f"picture: {path}")
     return 0
 

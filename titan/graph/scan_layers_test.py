@@ -89,7 +89,11 @@ def test_ops_of_a_loop_are_labelled_as_others_are() -> None:
     assert regions == [{"forward"}, {"forward", "backward"}]
     # Forward ops have one name in both bodies, by which a memory policy finds them.
     names = [
-        {node.meta["turn_op"]: node.target for node in body.nodes if "turn_op" in node.meta and node.op != "placeholder"}
+        {
+            node.meta["turn_op"]: node.target
+            for node in body.nodes
+            if "turn_op" in node.meta and node.op != "placeholder"
+        }
         for body in bodies
     ]
     assert {torch.ops.aten.tanh.default, _MATMUL} <= set(names[0].values())

@@ -51,7 +51,7 @@ def _refusal(config: CompileConfig, device: jax.Device, message: str) -> ConfigE
     elif match := _NO_VALUE.search(message):
         name, problem = match[2], f"{compiler} cannot read {match[1]!r} as a value of {match[2]}"
     else:
-        name, problem = "", f"{compiler} refuses these options: {message}"
+        name, problem = "", f"{compiler} refuses these options: {message.splitlines()[0]}"
     is_single = any(flag.strip().removeprefix("--").startswith(f"{name}=") for flag in config.tpu_flags)
     if not is_single and config.tpu_flag_bundles:
         return ConfigError("compile.tpu_flag_bundles", problem, "leave out the bundle, or use another libtpu")

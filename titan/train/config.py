@@ -211,7 +211,9 @@ class CompileConfig:
         "MODULE[::KIND]=save|recompute|offload, as layers.*::attention=save; the last that matches counts.",
     )
     offload_prefetch: int = option(
-        1, "Layers ahead of the one that needs it at which an offloaded value is fetched.", minimum=0
+        1,
+        "Layers ahead of the one that needs it at which an offloaded value is fetched. A split step has its own way.",
+        minimum=0,
     )
 
     def validate(self) -> None:
@@ -446,12 +448,15 @@ class Config:
                     "leave it on, or add --tpu_config.executor=torch",
                 )
             return
-        for name in ("use_scan_layers", "use_graph_split", "dump_graph", "disable_passes"):
-            if getattr(tpu_config, name):
+        asked_for = {
+            f"tpu_config.{name}": getattr(tpu_config, name)
+            for name in ("use_scan_layers", "use_graph_split", "dump_graph", "disable_passes")
+        }
+        asked_for["compile.memory_policy"] = self.compile.memory_policy != "none"
+        for flag, is_asked_for in asked_for.items():
+            if is_asked_for:
                 raise ConfigError(
-                    f"tpu_config.{name}",
-                    "there is no graph without the graph trainer",
-                    "leave it out, or use the graph trainer",
+                    flag, "there is no graph without the graph trainer", "leave it out, or use the graph trainer"
                 )
 
     def _check_split(self) -> None:

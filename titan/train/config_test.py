@@ -114,6 +114,9 @@ def test_documented_flags_reach_the_tree():
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --tpu_config.disable_passes=dead_code",
          "--tpu_config.disable_passes: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),
+        ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --compile.memory_policy=full",
+         "--compile.memory_policy: there is no graph without the graph trainer; "
+         "leave it out, or use the graph trainer"),
         ("--tpu_config.use_graph_split --tpu_config.use_scan_layers",
          "--tpu_config.use_graph_split: use_scan_layers is on too, and a loop over layers is one program or one for "
          "each turn; add --notpu_config.use_scan_layers, or leave this out"),

@@ -1,4 +1,4 @@
-"""Steps of small models for tests: in every form (scanned or not, any mesh, any memory policy), captured and run once."""
+"""Steps of small models for tests: in every form (loops, meshes, memory policies), captured and run once."""
 
 import dataclasses
 import functools

@@ -16,8 +16,8 @@ from titan.graph.lowering.ops import TABLE
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
 
-# collectives_test.py holds these, which need a mesh, and control_flow_test.py those, which take a graph or a device with
-# memory of its own. Both hold that they leave none out.
+# collectives_test.py holds these, which need a mesh, and control_flow_test.py those, which take a graph or a device
+# with memory of its own. Both hold that they leave none out.
 _HELD_ELSEWHERE = ("_c10d_functional.", "titan.", "higher_order.", "ao.")
 _NAMES = sorted(name for name in TABLE if not name.startswith(_HELD_ELSEWHERE))
 

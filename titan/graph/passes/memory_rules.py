@@ -73,11 +73,6 @@ class MemoryPolicy:
                 near = sorted({".".join(fqn.split(".")[:2]) for fqn in module_fqns if fqn})
                 raise MemoryPolicyError(f"the rule {rule} is about no module of the model, which has {', '.join(near)}")
 
-    @property
-    def offloads(self) -> bool:
-        """Whether any rule moves values to host memory."""
-        return any(rule.action == "offload" for rule in self.rules)
-
 
 _RECOMPUTE = MemoryRule(None, None, "recompute")
 POLICIES = {

@@ -69,7 +69,8 @@ def test_a_pattern_is_a_turn_and_what_does_not_repeat_a_loop_of_one() -> None:
     wide, narrow = _CONFIG.components(), dataclasses.replace(_CONFIG, ffn_dim=8).components()
     layers = tuple((narrow if index in (1, 3, 6) else wide).layers[index] for index in range(7))  # W N W N W W N
     scanned = with_scanned_layers(dataclasses.replace(wide, layers=layers))
-    assert [(loop.first, loop.num_turns, len(loop.blocks)) for loop in scanned.layers] == [(0, 2, 2), (4, 2, 1), (6, 1, 1)]
+    loops = [(loop.first, loop.num_turns, len(loop.blocks)) for loop in scanned.layers]
+    assert loops == [(0, 2, 2), (4, 2, 1), (6, 1, 1)]
     with torch.device("meta"):
         stacks = stacked_parameters(scanned.build())
     w1 = {name: parts for name, parts in stacks.items() if name.endswith("w1.weight")}
