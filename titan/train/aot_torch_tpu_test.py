@@ -1,6 +1,5 @@
 """titan's lowering and TorchTPU's against each other; docs/aot.md says how to make the environment that this needs."""
 
-import importlib.util
 import os
 
 # Before torch is imported: it would load TorchTPU, which changes what is captured.
@@ -12,7 +11,7 @@ import torch
 
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
-from titan.graph.executors.xla import compile_xla
+from titan.graph.executors.xla import lower_xla
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.step_graph import StepGraph
 from titan.graph.torch_tpu.lower import lower_by_torch_tpu
@@ -22,8 +21,6 @@ from titan.train.recipes.llama3_debug import RECIPE
 from titan.train.recipes.qwen3_moe_debug import RECIPE as MOE_RECIPE
 from titan.train.runtime_xla import XlaRuntime
 from titan.train.state import IGNORED_LABEL, LEARNING_RATE
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch_tpu") is None, reason="torch_tpu is not installed")
 
 _NUM_DEVICES = 4
 _SMALL = (
@@ -96,7 +93,7 @@ def test_new_state_and_metrics_are_equal_on_a_mesh(runtime, monkeypatch, recipe,
     texts = "".join(call.text for call in calls(lowered))
     for scope in ("forward/layers", "backward/layers", "loss/cross_entropy", "optimizer"):
         assert f'loc("{scope}' in texts
-    for step in (executable, compile_xla(lowered, list(executable.mesh.devices.flat))):
+    for step in (executable, lower_xla(lowered, list(executable.mesh.devices.flat)).compile()):
         state, metrics = run.initial_state(), {}
         for _ in range(2):  # the second step's gradients are those of moments and weights that are not at their start
             state, metrics = step(state, step.place(batch))

@@ -1,6 +1,5 @@
 """The order of JAX's devices: of TPU slices, which libtpu describes, and where there is no order to find."""
 
-import importlib.util
 import types
 
 import jax
@@ -10,8 +9,6 @@ from titan.core.config.validate import ConfigError
 from titan.kernels.tpu_topology import topology_devices
 from titan.parallel.mesh import MeshSpec
 from titan.train.device_order import mesh_order
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu describes the slices")
 
 
 def _hops(devices):

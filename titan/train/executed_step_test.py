@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from titan.graph.capture import capture
-from titan.graph.executors.xla import XlaExecutable, compile_xla
+from titan.graph.executors.xla import XlaExecutable, lower_xla
 from titan.models.llama3.config import Llama3Config
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
@@ -65,12 +65,12 @@ def _eager(builder: StepBuilder) -> Step:
 
 
 def _xla(builder: StepBuilder) -> Step:
-    return _compiled(CompiledStep("train_step", functools.partial(_compile_xla, builder)))
+    return _compiled(CompiledStep("train_step", functools.partial(_compile, builder)))
 
 
-def _compile_xla(builder: StepBuilder, shapes: Shapes) -> XlaExecutable:
+def _compile(builder: StepBuilder, shapes: Shapes) -> XlaExecutable:
     layouts = train_state_layouts(builder.parameters, ONE_DEVICE), batch_layouts(shapes, ONE_DEVICE, POLICY)
-    return compile_xla(capture(builder.train_step, *layouts, ONE_DEVICE), jax.devices()[:1])
+    return lower_xla(capture(builder.train_step, *layouts, ONE_DEVICE), jax.devices()[:1]).compile()
 
 
 def _compiled(step: CompiledStep) -> Step:
@@ -112,7 +112,7 @@ def test_eager_and_xla_make_the_same_update():
 
 def test_a_batch_of_another_shape_is_one_recompile(caplog):
     builder = _builder()
-    step = CompiledStep("train_step", functools.partial(_compile_xla, builder))
+    step = CompiledStep("train_step", functools.partial(_compile, builder))
     call = _compiled(step)
     with caplog.at_level(logging.WARNING, logger="titan"):
         once, twice, again = [call(_state(builder), _batch(repeats))[1] for repeats in (1, 2, 1)]

@@ -34,7 +34,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
-from titan.graph.executors.xla import abstract_arrays, compile_xla, jax_mesh  # noqa: E402
+from titan.graph.executors.xla import abstract_arrays, jax_mesh, lower_xla  # noqa: E402
 
 # 6 experts and 3 are divided by 2 and by nothing, so that of the stacked weights either dim 0 or dim 1 is sharded.
 _SIZES = {"vocab_size": 100, "dim": 32, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
@@ -108,7 +108,7 @@ def captured(family: str, mesh: MeshSpec) -> StepGraph:
 def run_xla(family: str, mesh: MeshSpec) -> tuple[list[dict[str, float]], dict[str, np.ndarray]]:
     """The metrics of three steps on one batch, and the first moments (a tenth of the clipped gradients) after one."""
     graph = captured(family, mesh)
-    executable = compile_xla(graph, jax.devices())
+    executable = lower_xla(graph, jax.devices()).compile()
     abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial_state(family).items()}
     metrics, first = [], {}

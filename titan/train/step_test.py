@@ -37,7 +37,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
-from titan.graph.executors.xla import abstract_arrays, compile_xla, jax_mesh  # noqa: E402
+from titan.graph.executors.xla import abstract_arrays, jax_mesh, lower_xla  # noqa: E402
 
 # Dims that an axis of 8 does not divide: 36 and 100 are divided by 4 alone and 500 too, the norms' 36 by nothing else,
 # so on 8 devices some weights are sharded on dim 1 and some are replicated.
@@ -132,7 +132,7 @@ def initial_state() -> dict[str, np.ndarray]:
 def run_xla(mesh: MeshSpec, num_microbatches: int, max_grad_norm: float = 1.0, gather_dtype: torch.dtype | None = None):
     """Losses, gradient norms, the first moments after step 1 and the state after the last step."""
     graph, _ = run_passes(captured(mesh, num_microbatches, max_grad_norm, gather_dtype), graph_passes(Config()))
-    executable = compile_xla(graph, jax.devices())
+    executable = lower_xla(graph, jax.devices()).compile()
     abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial_state().items()}
     metrics, first = [], {}

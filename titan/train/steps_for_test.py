@@ -43,7 +43,7 @@ import jax  # noqa: E402 (after NPROC)
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
 from titan.graph.executors.split import SplitExecutable, compile_split  # noqa: E402
-from titan.graph.executors.xla import XlaExecutable, abstract_arrays, compile_xla, jax_mesh  # noqa: E402
+from titan.graph.executors.xla import XlaExecutable, abstract_arrays, jax_mesh, lower_xla  # noqa: E402
 
 ONE = MeshSpec((), ())
 FSDP = MeshSpec(("dp_shard",), (2,))
@@ -211,8 +211,10 @@ _FAST_COMPILE = {
 @functools.cache
 def compiled(case: Case, *, evaluate: bool = False) -> XlaExecutable | SplitExecutable:
     """The step as an XLA program, or as several."""
-    compile_step = compile_split if case.split else compile_xla
-    return compile_step(graph_of(case, evaluate=evaluate), jax.devices(), compiler_options=_FAST_COMPILE)
+    graph = graph_of(case, evaluate=evaluate)
+    if case.split:
+        return compile_split(graph, jax.devices(), compiler_options=_FAST_COMPILE)
+    return lower_xla(graph, jax.devices(), compiler_options=_FAST_COMPILE).compile()
 
 
 @functools.cache

@@ -125,13 +125,6 @@ class LoweredStep:
         return XlaExecutable(self.graph, self.mesh, compiled, self.lower_seconds, compile_seconds)
 
 
-def compile_xla(
-    graph: StepGraph, devices: Sequence[jax.Device], *, compiler_options: Mapping[str, str] | None = None
-) -> XlaExecutable:
-    """Lowers and compiles a step for `devices`; see `lower_xla`. The XLA compiler's errors pass through."""
-    return lower_xla(graph, devices, compiler_options=compiler_options).compile()
-
-
 def lower_xla(
     graph: StepGraph, devices: Sequence[jax.Device], *, compiler_options: Mapping[str, str] | None = None
 ) -> LoweredStep:

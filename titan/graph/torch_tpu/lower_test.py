@@ -20,7 +20,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", 8)
 
-from titan.graph.executors.xla import compile_xla, sharding  # noqa: E402
+from titan.graph.executors.xla import lower_xla, sharding  # noqa: E402
 from titan.graph.lowering.lower import lower  # noqa: E402
 from titan.graph.lowering.stablehlo_call import StableHloCall  # noqa: E402
 from titan.graph.lowering.table import LoweringError  # noqa: E402
@@ -64,7 +64,7 @@ def jax_in_its_place(monkeypatch):
 
 def run(graph):
     random = np.random.default_rng(0)
-    executable = compile_xla(graph, jax.devices())
+    executable = lower_xla(graph, jax.devices()).compile()
     state, batch = (
         {
             name: jax.device_put(
