@@ -24,8 +24,9 @@ from titan.graph.spmd_check import check_spmd
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
+from titan.train.compile_config import TpuConfig
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
-from titan.train.config import Config, ParallelismConfig, TpuConfig
+from titan.train.config import Config, ParallelismConfig
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks

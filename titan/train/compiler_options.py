@@ -9,7 +9,7 @@ from jax.sharding import SingleDeviceSharding
 from titan.core.config.validate import ConfigError
 from titan.core.hardware import find_generation
 from titan.core.tpu_flags import tpu_compiler_options
-from titan.train.config import CompileConfig
+from titan.train.compile_config import CompileConfig
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import pytest
 from titan.core.config.validate import ConfigError
 from titan.core.tpu_flags import TPU_FLAG_BUNDLES
 from titan.kernels.tpu_compile import tpu_device
+from titan.train.compile_config import CompileConfig
 from titan.train.compiler_options import compiler_options
-from titan.train.config import CompileConfig
 
 
 @pytest.mark.parametrize("bundle", TPU_FLAG_BUNDLES)

@@ -8,7 +8,8 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 from titan.core.init import Normal
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
-from titan.train.config import Config, TpuConfig
+from titan.train.compile_config import TpuConfig
+from titan.train.config import Config
 from titan.train.runtime_torch import TorchRuntime
 from titan.train.runtime_xla import XlaRuntime
 from titan.train.stacks import Stacks

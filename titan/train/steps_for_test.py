@@ -20,7 +20,8 @@ from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.build import graph_passes, with_loops
-from titan.train.config import CompileConfig, Config, OptimizerConfig, ParallelismConfig, TpuConfig
+from titan.train.compile_config import CompileConfig, TpuConfig
+from titan.train.config import Config, OptimizerConfig, ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
     EXP_AVG,
