@@ -11,7 +11,7 @@ from titan.models.llama3.config import Llama3Config
 from titan.train.config import Config
 from tools.bench.aot_vs_jax import hyperparameters
 from tools.bench.jax_llama3 import TrainState
-from tools.bench.jax_llama3_scan import parameter_shapes, scan_step, stacked_params
+from tools.bench.jax_llama3_scan import parameter_shapes, scan_step
 from tools.bench.torch_llama3 import TorchTrainer
 
 _LENGTH = 128  # a block of the kernel
@@ -21,6 +21,18 @@ _MODEL = Llama3Config(
     rope_scaling="llama3", rope_original_max_length=64,
 )  # fmt: skip
 _CONFIG = dataclasses.replace(Config(), model=_MODEL)
+
+_NAMES = {
+    "attention_norm": "attention_norm",
+    "q": "attention.wq",
+    "k": "attention.wk",
+    "v": "attention.wv",
+    "out": "attention.wo",
+    "feed_forward_norm": "feed_forward_norm",
+    "gate": "feed_forward.w1",
+    "up": "feed_forward.w3",
+    "down": "feed_forward.w2",
+}
 
 jax.config.update("jax_num_cpu_devices", 8)  # as in the other tests: one process may run them all
 
@@ -46,8 +58,22 @@ def _batch(seed):
     }
 
 
+def _stacked_params(named):
+    """The peer's parameters from weights by fully qualified name, where matrices are [out, in]."""
+
+    def stacked(name):
+        return np.stack([named[f"layers.{index}.{name}.weight"].T for index in range(_MODEL.num_layers)])
+
+    return {
+        "embedding": named["embedding.weight"],
+        "layers": {ours: stacked(name) for ours, name in _NAMES.items()},
+        "norm": named["norm.weight"],
+        "head": named["head.weight"],
+    }
+
+
 def _losses(step, weights, batches):
-    params = stacked_params(weights, _MODEL.num_layers)
+    params = _stacked_params(weights)
     state = TrainState(params, *(jax.tree.map(np.zeros_like, params) for _ in range(2)), np.int32(0), np.int32(0))
     state = jax.device_put(state, jax.tree.map(lambda leaf: leaf.sharding, step.state))
     losses = []

@@ -29,6 +29,7 @@ from collections.abc import Mapping, Sequence
 
 from titan.train.config import Config
 from tools.bench.aot_run import aot_run
+from tools.bench.llama3_hyperparameters import llama3_hyperparameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +135,7 @@ def hyperparameters(config: Config):
     """The peer's sizes and constants, those of a configuration of Llama 3."""
     from tools.bench.jax_llama3_scan import ScanHyperparameters
 
-    model, optimizer = config.model, config.optimizer
+    model = config.model
     scaling = ()
     if model.rope_scaling == "llama3":
         scaling = (
@@ -144,17 +145,7 @@ def hyperparameters(config: Config):
             model.rope_original_max_length,
         )
     return ScanHyperparameters(
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.resolved_head_dim,
-        norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        epsilon=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=config.training.max_grad_norm,
+        **llama3_hyperparameters(config),
         dim=model.dim,
         ffn_dim=model.ffn_dim,
         vocab_size=model.vocab_size,

@@ -22,7 +22,7 @@ it, F inner dim of the feed-forward block, V vocabulary, L layers.
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -36,17 +36,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tools.bench.jax_llama3 import Batch, Hyperparameters, Params, TrainState, update
 
 AXIS = "fsdp"
-_NAMES = {
-    "attention_norm": "attention_norm",
-    "q": "attention.wq",
-    "k": "attention.wk",
-    "v": "attention.wv",
-    "out": "attention.wo",
-    "feed_forward_norm": "feed_forward_norm",
-    "gate": "feed_forward.w1",
-    "up": "feed_forward.w3",
-    "down": "feed_forward.w2",
-}
 BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 
 
@@ -91,20 +80,6 @@ def parameter_shapes(h: ScanHyperparameters) -> Params:
         "layers": {name: (h.num_layers, *shape) for name, shape in layer.items()},
         "norm": (h.dim,),
         "head": (h.vocab_size, h.dim),
-    }
-
-
-def stacked_params(named: Mapping[str, np.ndarray], num_layers: int) -> Params:
-    """The pytree of the model from weights by fully qualified name, where matrices are [out, in]."""
-
-    def stacked(name: str) -> np.ndarray:
-        return np.stack([named[f"layers.{index}.{name}.weight"].T for index in range(num_layers)])
-
-    return {
-        "embedding": named["embedding.weight"],
-        "layers": {ours: stacked(name) for ours, name in _NAMES.items()},
-        "norm": named["norm.weight"],
-        "head": named["head.weight"],
     }
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from titan.train.config import Config
 from titan.train.recipes.llama3_debug import RECIPE
+from tools.bench.llama3_hyperparameters import llama3_hyperparameters
 from tools.bench.worker import Contender, Turn, Worker, set_environment
 
 Batch = Mapping[str, np.ndarray]
@@ -72,21 +73,7 @@ def _jax_trainer(config: Config, weights: Mapping[str, np.ndarray], batch: Batch
     from tools.bench.jax_llama3 import Hyperparameters, JaxTrainer
 
     runtime = XlaRuntime(config)  # starts JAX with the devices and threads that titan has
-    model, optimizer = config.model, config.optimizer
-    hyperparameters = Hyperparameters(
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads,
-        head_dim=model.resolved_head_dim,
-        norm_eps=model.norm_eps,
-        rope_theta=model.rope_theta,
-        beta1=optimizer.beta1,
-        beta2=optimizer.beta2,
-        epsilon=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=config.training.max_grad_norm,
-    )
-    return JaxTrainer(weights, batch, hyperparameters, runtime.num_devices)
+    return JaxTrainer(weights, batch, Hyperparameters(**llama3_hyperparameters(config)), runtime.num_devices)
 
 
 def _torch_trainer(config: Config, weights: Mapping[str, np.ndarray], compiled: bool) -> Contender:
