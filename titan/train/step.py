@@ -6,7 +6,6 @@ rightly.
 """
 
 import dataclasses
-import types
 from collections.abc import Callable, Iterable
 
 import torch
@@ -56,7 +55,7 @@ class StepBuilder:
     optimizer: OptimizerConfig
     max_grad_norm: float
     num_microbatches: int
-    plans: WeightPlans = types.MappingProxyType({})
+    plans: WeightPlans = dataclasses.field(default_factory=dict)
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
