@@ -25,6 +25,7 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.compile_config import TpuConfig
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config
+from titan.train.expert_balance import ExpertBalance
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
 from titan.train.runtime import CompileTarget, Runtime, State
@@ -84,10 +85,18 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
     parameters = parameter_layouts(model, mesh, policy, stacks)
-    state = train_state_layouts(parameters, mesh)
+    balance = expert_balance(config)
+    bias_shape = balance.bias_shape if balance else None
+    state = train_state_layouts(parameters, mesh, bias_shape)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
-        build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
+        build_model,
+        parameters,
+        policy,
+        config.optimizer,
+        config.training.max_grad_norm,
+        config.training.microbatches,
+        balance=balance,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
@@ -98,7 +107,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         initial_state=functools.partial(_initial_state, config, runtime, plan),
         train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
         eval_step=CompiledStep(
-            "eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))
+            "eval_step",
+            functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters, mesh, bias_shape)),
         ),
         seconds=seconds,
     )
@@ -107,6 +117,14 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
 def components(config: Config) -> Any:
     """The model's component tree, in which the swaps that the configuration asks for are made."""
     return rewrite(config.model.components(), swap_rules(config))
+
+
+def expert_balance(config: Config) -> ExpertBalance | None:
+    """How the model's experts are balanced; None if it has none."""
+    model = config.model
+    if not hasattr(model, "num_experts"):
+        return None
+    return ExpertBalance(model.num_mixtures, model.num_experts, model.num_active_experts, config.expert_balance)
 
 
 def with_loops(tree: Any, tpu_config: TpuConfig) -> Any:

@@ -17,6 +17,7 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
+from titan.train.expert_balance_config import ExpertBalanceConfig
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
@@ -102,6 +103,9 @@ class Config:
         TrainingConfig(), "Length of the run, size of the batch, seed, clipping, validation."
     )
     optimizer: OptimizerConfig = option(OptimizerConfig(), "AdamW.")
+    expert_balance: ExpertBalanceConfig = option(
+        ExpertBalanceConfig(), "What keeps the experts of a mixture equally busy."
+    )
     lr_schedule: LrScheduleConfig = option(LrScheduleConfig(), "Learning rate by step: warm-up, then a decay.")
     data: DataConfig = option(DataConfig(), "Documents to train on, and those held out.")
     tokenizer: TokenizerConfig = option(TokenizerConfig(), "A tokenizer to load, or to train on the documents.")
@@ -275,10 +279,11 @@ class Config:
         flags = [name for name in ("use_grouped_mm", "use_pallas_paired_grouped_mm") if getattr(self, name)]
         if len(flags) == 2:
             raise ConfigError(flags[0], f"{flags[1]} is on too, and both compute the experts", "give one of the two")
+        flags += [f"expert_balance.{name}" for name in ("bias", "auxiliary_loss") if getattr(self.expert_balance, name)]
         if flags and not hasattr(self.model, "num_experts"):
             raise ConfigError(
                 flags[0],
-                f"{type(self.model).__name__.removesuffix('Config')} has no experts to compute",
+                f"{type(self.model).__name__.removesuffix('Config')} has no experts",
                 "leave it out, or train a mixture of experts such as qwen3_moe_debug",
             )
 

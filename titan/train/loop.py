@@ -19,7 +19,7 @@ from titan.train.build import Run
 from titan.train.compiled_step import Executable
 from titan.train.data import RunData
 from titan.train.lr_schedule import learning_rate
-from titan.train.state import LEARNING_RATE, PARAMS, SKIPPED_STEPS
+from titan.train.state import EXPERT_BIAS, LEARNING_RATE, PARAMS, SKIPPED_STEPS
 from titan.train.stop import stop_requests
 
 _log = logging.getLogger(__name__)
@@ -206,7 +206,8 @@ class _Loop:
         self._progress.record(metrics["loss"], skipped)
         if self._logger is None or not self._logger.due(pending.step + 1):
             return
-        values = {"loss": metrics["loss"], "grad_norm": metrics["grad_norm"], "lr": pending.prepared.learning_rate}
+        values = {name: value for name, value in metrics.items() if name != "num_tokens"}
+        values["lr"] = pending.prepared.learning_rate
         if not math.isnan(step_seconds):
             training = self._run.config.training
             values["num_tokens"] = training.batch_size * training.sequence_length
@@ -218,7 +219,7 @@ class _Loop:
 
     def _validate(self, state: Mapping[str, Any]) -> None:
         self._read_pending()
-        weights = {name: tensor for name, tensor in state.items() if name.startswith(PARAMS)}
+        weights = {name: tensor for name, tensor in state.items() if name.startswith(PARAMS) or name == EXPERT_BIAS}
         results = []
         for _, rows in zip(range(self._run.config.training.validation_batches), iter(self._data.validation)):
             batch = self._microbatches(rows)

@@ -20,6 +20,7 @@ EXP_AVG = "exp_avg/"
 EXP_AVG_SQ = "exp_avg_sq/"
 STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
+EXPERT_BIAS = "expert_bias"
 PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
 BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
@@ -50,16 +51,31 @@ def parameter_layouts(
     }
 
 
-def train_state_layouts(parameters: dict[str, TensorLayout], mesh: MeshSpec) -> dict[str, TensorLayout]:
-    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates."""
+def train_state_layouts(
+    parameters: dict[str, TensorLayout], mesh: MeshSpec, expert_bias: tuple[int, int] | None = None
+) -> dict[str, TensorLayout]:
+    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates.
+
+    Args:
+      expert_bias: [mixtures, experts] where the run has a bias that balances experts.
+    """
     layouts = {f"{kind}{name}": layout for kind in PER_PARAMETER for name, layout in parameters.items()}
     counter = TensorLayout((), torch.int32, replicated(mesh))
-    return {**layouts, STEP: counter, SKIPPED_STEPS: counter}
+    return {**layouts, **_bias_layout(mesh, expert_bias), STEP: counter, SKIPPED_STEPS: counter}
 
 
-def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorLayout]:
+def eval_state_layouts(
+    parameters: dict[str, TensorLayout], mesh: MeshSpec, expert_bias: tuple[int, int] | None = None
+) -> dict[str, TensorLayout]:
     """The part of the train state that an evaluation step reads."""
-    return {f"{PARAMS}{name}": layout for name, layout in parameters.items()}
+    return {
+        **{f"{PARAMS}{name}": layout for name, layout in parameters.items()},
+        **_bias_layout(mesh, expert_bias),
+    }
+
+
+def _bias_layout(mesh: MeshSpec, shape: tuple[int, int] | None) -> dict[str, TensorLayout]:
+    return {EXPERT_BIAS: TensorLayout(shape, torch.float32, replicated(mesh))} if shape else {}
 
 
 def batch_layouts(shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec) -> dict[str, TensorLayout]:

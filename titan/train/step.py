@@ -15,15 +15,18 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
+from titan.models.layers.routing_tally import RoutingTally
 from titan.parallel.layout import TensorLayout
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
 from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
+from titan.train.expert_balance import ExpertBalance
 from titan.train.state import (
     BATCH_TENSORS,
     EXP_AVG,
     EXP_AVG_SQ,
+    EXPERT_BIAS,
     IGNORED_LABEL,
     LEARNING_RATE,
     PARAMS,
@@ -47,6 +50,7 @@ class StepBuilder:
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
       plans: what splits parameters along further axes.
+      balance: how the experts of a mixture are balanced; None for a model without experts.
     """
 
     build_model: Callable[[], nn.Module]
@@ -56,12 +60,14 @@ class StepBuilder:
     max_grad_norm: float
     num_microbatches: int
     plans: WeightPlans = dataclasses.field(default_factory=dict)
+    balance: ExpertBalance | None = None
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
 
-        A step whose gradient norm is not finite leaves weights, moments and the step counter as they are, and counts as
-        skipped.
+        For a mixture of experts the metrics have what `ExpertBalance.metrics` gives too, and the `auxiliary_loss`
+        where there is one; it is no part of `loss`. A step whose gradient norm is not finite leaves weights, moments,
+        the experts' bias and the step counter as they are, and counts as skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
         model = simple_fsdp(self.build_model(), mesh, policy, self.plans)
@@ -71,15 +77,19 @@ class StepBuilder:
             with region("loss"):
                 num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, policy.data_axes)
                 denominator = num_tokens.clamp(min=1).to(torch.float32)
-            loss, grads = self._accumulate(model, weights, batch, denominator)
+            losses, grads, routing = self._accumulate(model, weights, state.get(EXPERT_BIAS), batch, denominator, mesh)
             with region("loss"):
-                loss = self._sum(loss, mesh, policy.data_axes)
+                losses = {name: self._sum(loss, mesh, policy.data_axes) for name, loss in losses.items()}
             with region("optimizer"):
                 if policy.defer_replicas:
                     grads = self._reduce_replicas(grads, mesh)
                 grad_norm = self._global_norm(grads, mesh)
                 new_state = self._update(state, grads, grad_norm, batch[LEARNING_RATE])
-            metrics = {"loss": loss, "grad_norm": grad_norm, "num_tokens": num_tokens}
+                if EXPERT_BIAS in state:
+                    bias = self.balance.next_bias(state[EXPERT_BIAS], routing["chosen_LX"])
+                    new_state[EXPERT_BIAS] = torch.where(torch.isfinite(grad_norm), bias, state[EXPERT_BIAS])
+                told = self.balance.metrics(**routing) if self.balance else {}
+            metrics = {**losses, "grad_norm": grad_norm, "num_tokens": num_tokens, **told}
             return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
 
         return StepFunction(step, model, loss_module="cross_entropy")
@@ -90,8 +100,8 @@ class StepBuilder:
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
-                weights = self._weights(state, mesh)
-                losses = [self._loss(model, weights, microbatch) for microbatch in self._microbatches(batch)]
+                weights, bias = self._weights(state, mesh), state.get(EXPERT_BIAS)
+                losses = [self._loss(model, weights, bias, microbatch)[0] for microbatch in self._microbatches(batch)]
                 with region("loss"):
                     loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
                     num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes)
@@ -120,30 +130,57 @@ class StepBuilder:
         for index in range(self.num_microbatches):
             yield {name: batch[name][index] for name in BATCH_TENSORS}
 
-    def _loss(self, model: nn.Module, weights: Tensors, microbatch: Tensors) -> torch.Tensor:
-        return torch.func.functional_call(
-            _LossOf(model),
-            {f"model.{name}": weight for name, weight in weights.items()},
-            tuple(microbatch[name] for name in BATCH_TENSORS),
+    def _loss(
+        self, model: nn.Module, weights: Tensors, bias: torch.Tensor | None, microbatch: Tensors
+    ) -> tuple[torch.Tensor, RoutingTally | None]:
+        """This rank's sum of losses, and what the routers did if the model has any."""
+        tensors = tuple(microbatch[name] for name in BATCH_TENSORS)
+        routing = (self.balance.start(), bias) if self.balance else ()
+        result = torch.func.functional_call(
+            _LossOf(model), {f"model.{name}": weight for name, weight in weights.items()}, (*tensors, *routing)
         )
+        return result if self.balance else (result, None)
 
     def _accumulate(
-        self, model: nn.Module, weights: Tensors, batch: Tensors, denominator: torch.Tensor
-    ) -> tuple[torch.Tensor, Tensors]:
-        losses = []
+        self,
+        model: nn.Module,
+        weights: Tensors,
+        bias: torch.Tensor | None,
+        batch: Tensors,
+        denominator: torch.Tensor,
+        mesh: DeviceMesh | None,
+    ) -> tuple[Tensors, Tensors, Tensors]:
+        """Losses of this rank, gradients, and what the routers of all ranks did; of all microbatches."""
+        losses: Tensors = {}
         grads: Tensors = {}
+        routing: Tensors = {}
         for microbatch in self._microbatches(batch):
-            loss = self._loss(model, weights, microbatch)
+            loss, tally = self._loss(model, weights, bias, microbatch)
             with region("loss"):
-                loss = loss / denominator
+                objective = loss / denominator
+                losses = _sums(losses, {"loss": objective.detach()})
+                if tally is not None:
+                    told = self._summed_tally(tally, mesh)
+                    routing = _sums(routing, told)
+                    if self.balance.config.auxiliary_loss:
+                        auxiliary = self.balance.auxiliary_loss(tally.probabilities_X, told["chosen_LX"])
+                        auxiliary = auxiliary / self.num_microbatches
+                        losses = _sums(losses, {"auxiliary_loss": auxiliary.detach()})
+                        objective = objective + self.balance.config.auxiliary_loss * auxiliary
             with region("backward"):
-                new = {
-                    name: grad.to_local() if isinstance(grad, DTensor) else grad
-                    for name, grad in zip(weights, torch.autograd.grad(loss, list(weights.values())))
-                }
-                grads = {name: grads[name] + grad for name, grad in new.items()} if grads else new
-            losses.append(loss.detach())
-        return _total(losses), grads
+                found = torch.autograd.grad(objective, list(weights.values()))
+                new = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in zip(weights, found)}
+                grads = _sums(grads, new)
+        return losses, grads, routing
+
+    def _summed_tally(self, tally: RoutingTally, mesh: DeviceMesh | None) -> Tensors:
+        """The arguments of `ExpertBalance.metrics`: sums over all ranks."""
+        mine = {
+            "chosen_LX": tally.chosen_LX,
+            "dropped": tally.dropped.to(torch.float32),  # all ranks' may be more than an int32 holds
+            "entropy": tally.entropy.detach(),
+        }
+        return {name: self._sum(value, mesh, self.policy.data_axes) for name, value in mine.items()}
 
     def _reduce_replicas(self, grads: Tensors, mesh: DeviceMesh | None) -> Tensors:
         """The sum over replicas of accumulated gradients, in the policy's `reduce_dtype` as every other sum of them."""
@@ -212,14 +249,20 @@ class StepBuilder:
 
 
 class _LossOf(nn.Module):
-    """Makes `model.loss` the forward, which is what functional_call calls."""
+    """Makes `model.loss`, or with a tally `model.routed_loss`, the forward, which is what functional_call calls."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, *batch: torch.Tensor) -> torch.Tensor:
-        return self.model.loss(*batch)
+    def forward(self, *args):
+        is_routed = any(isinstance(arg, RoutingTally) for arg in args)
+        return self.model.routed_loss(*args) if is_routed else self.model.loss(*args)
+
+
+def _sums(totals: Tensors, new: Tensors) -> Tensors:
+    """With what came before, if anything did."""
+    return {name: totals[name] + value for name, value in new.items()} if totals else new
 
 
 def _total(values: list[torch.Tensor]) -> torch.Tensor:

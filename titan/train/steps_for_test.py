@@ -19,13 +19,16 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.build import graph_passes, with_loops
+from titan.train.build import expert_balance, graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig
+from titan.train.expert_balance import ExpertBalance
+from titan.train.expert_balance_config import ExpertBalanceConfig
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
     EXP_AVG,
+    EXPERT_BIAS,
     LEARNING_RATE,
     PARAMS,
     PER_PARAMETER,
@@ -64,13 +67,17 @@ def _patterned() -> Any:
     return dataclasses.replace(wide, layers=layers)
 
 
+_MIXTURE = Qwen3MoeConfig(**_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24)
+_MIXTURES = {
+    "qwen3_moe": _MIXTURE,
+    "qwen3_moe_dropping": dataclasses.replace(_MIXTURE, capacity_factor=1.0),
+}
+
 MODELS = {
     "llama3": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS).components,
     "llama3_deep": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=4 * NUM_LAYERS).components,
     "qwen3": Qwen3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS, tie_embeddings=True).components,
-    "qwen3_moe": Qwen3MoeConfig(
-        **_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24
-    ).components,
+    **{name: mixture.components for name, mixture in _MIXTURES.items()},
     "pattern": _patterned,
 }
 """Name to what makes the component tree."""
@@ -88,6 +95,7 @@ class Case:
       memory_policy, prefetch, reshard: the flags of these names.
       microbatches: parts of the batch.
       gather_dtype: that of the parameters in use.
+      balance: of the experts, where there are any.
     """
 
     model: str
@@ -99,6 +107,7 @@ class Case:
     reshard: bool = True
     microbatches: int = 1
     gather_dtype: torch.dtype | None = None
+    balance: ExpertBalanceConfig = ExpertBalanceConfig()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +118,13 @@ class Outcome:
       metrics: those of each step.
       gradients: parameter, layer by layer, to a tenth of its clipped gradient in the first step (the first moment).
       parameters: the same after the last step.
+      expert_bias: after the last step, of a run that has one.
     """
 
     metrics: list[dict[str, float]]
     gradients: dict[str, np.ndarray]
     parameters: dict[str, np.ndarray]
+    expert_bias: np.ndarray | None = None
 
 
 @functools.cache
@@ -132,7 +143,14 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    return StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+    steps = StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches, balance=_balance(case))
+    return steps, stacks
+
+
+def _balance(case: Case) -> ExpertBalance | None:
+    if case.model not in _MIXTURES:
+        return None
+    return expert_balance(Config(model=_MIXTURES[case.model], expert_balance=case.balance))
 
 
 @functools.cache
@@ -181,7 +199,8 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
         for name, array in batch(case.microbatches).items()
         if not (evaluate and name == LEARNING_RATE)
     }
-    state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
+    state_layouts = eval_state_layouts if evaluate else train_state_layouts
+    state = state_layouts(steps.parameters, case.mesh, steps.balance.bias_shape if steps.balance else None)
     layouts = state, batch_layouts(shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
@@ -253,7 +272,8 @@ def _run(case: Case, executable: Any, state: dict[str, Any], arrays: dict[str, A
         state, values = executable(state, arrays)
         metrics.append({name: float(value) for name, value in values.items()})
         moments = moments or _by_layer(case, state, EXP_AVG)
-    return Outcome(metrics, moments, _by_layer(case, state, PARAMS))
+    bias = np.array(state[EXPERT_BIAS]) if EXPERT_BIAS in state else None
+    return Outcome(metrics, moments, _by_layer(case, state, PARAMS), bias)
 
 
 def _by_layer(case: Case, state: Mapping[str, Any], kind: str) -> dict[str, np.ndarray]:

@@ -5,11 +5,11 @@ these are put together. A node's fields carry the names of its module's children
 (`layers.3.attention.wq`) is the fully qualified name of the module (the node `loss` alone has another,
 `cross_entropy`: `loss` is a method). Nothing here knows about devices, sharding, precision policies or kernels.
 
-Shapes: B batch, T tokens, E model dim, V vocabulary.
+Shapes: B batch, T tokens, E model dim, V vocabulary, L mixtures of experts, X experts.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,22 @@ from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.embedding import EmbeddingConfig
 from titan.models.layers.head import SoftCappedHeadConfig
 from titan.models.layers.linear import LinearConfig
+from titan.models.layers.moe import MoE
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RopeConfig
+from titan.models.layers.routing_tally import RoutingTally
+
+
+class RoutedStream(NamedTuple):
+    """What goes from layer to layer where the routing of mixtures is told.
+
+    Attributes:
+      x_BTE: the residual stream.
+      tally: of the mixtures so far.
+    """
+
+    x_BTE: Tensor
+    tally: RoutingTally
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,16 +74,28 @@ class TransformerBlock(nn.Module):
         self.attention_post_norm = _built(config.attention_post_norm)
         self.feed_forward_post_norm = _built(config.feed_forward_post_norm)
 
-    def forward(self, x_BTE: Tensor, rope: tuple[Tensor, Tensor], mask: AttentionMask) -> Tensor:
-        """Maps the residual stream [B, T, E] to the next one; `rope` and `mask` are the whole model's."""
+    def forward(
+        self,
+        stream: Tensor | RoutedStream,
+        rope: tuple[Tensor, Tensor],
+        mask: AttentionMask,
+        expert_bias_LX: Tensor | None = None,
+    ) -> Tensor | RoutedStream:
+        """Maps the residual stream [B, T, E], alone or with a tally, to the next one; the rest is the whole model's."""
+        x_BTE, tally = stream if isinstance(stream, RoutedStream) else (stream, None)
         attended_BTE = self.attention(self.attention_norm(x_BTE), rope, mask)
         if self.attention_post_norm is not None:
             attended_BTE = self.attention_post_norm(attended_BTE)
         x_BTE = x_BTE + attended_BTE
-        fed_BTE = self.feed_forward(self.feed_forward_norm(x_BTE))
+        fed_BTE = self.feed_forward_norm(x_BTE)
+        if tally is not None and isinstance(self.feed_forward, MoE):
+            fed_BTE, tally = self.feed_forward(fed_BTE, tally, expert_bias_LX)
+        else:
+            fed_BTE = self.feed_forward(fed_BTE)
         if self.feed_forward_post_norm is not None:
             fed_BTE = self.feed_forward_post_norm(fed_BTE)
-        return x_BTE + fed_BTE
+        x_BTE = x_BTE + fed_BTE
+        return x_BTE if tally is None else RoutedStream(x_BTE, tally)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,16 +157,40 @@ class Decoder(nn.Module):
         """The float32 scalar sum of the cross-entropies of all labels but -100; the other arguments as in `forward`."""
         return self.cross_entropy(self.hidden(tokens_BT, positions_BT, segment_ids_BT), self._project, labels_BT)
 
+    def routed_loss(
+        self,
+        tokens_BT: Tensor,
+        labels_BT: Tensor,
+        positions_BT: Tensor,
+        segment_ids_BT: Tensor,
+        tally: RoutingTally,
+        expert_bias_LX: Tensor | None = None,
+    ) -> tuple[Tensor, RoutingTally]:
+        """The same loss, and what the routers did.
+
+        Args:
+          tally: the start of one.
+          expert_bias_LX: float32, added to the scores of each mixture's experts for the choice of experts alone.
+        """
+        embedded = RoutedStream(self._embed(tokens_BT), tally)
+        shared = () if expert_bias_LX is None else (expert_bias_LX,)
+        stream = self._layers(embedded, positions_BT, segment_ids_BT, *shared)
+        return self.cross_entropy(self.norm(stream.x_BTE), self._project, labels_BT), stream.tally
+
     def hidden(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
         """What the head reads, [B, T, E]: the normalised residual stream after the last block."""
+        return self.norm(self._layers(self._embed(tokens_BT), positions_BT, segment_ids_BT))
+
+    def _embed(self, tokens_BT: Tensor) -> Tensor:
+        x_BTE = self.embedding(tokens_BT)
+        return x_BTE if self.embedding_norm is None else self.embedding_norm(x_BTE)
+
+    def _layers(self, stream: Any, positions_BT: Tensor, segment_ids_BT: Tensor, *shared: Tensor) -> Any:
         rope = self.rope(positions_BT)
         mask = causal_segment_mask(segment_ids_BT)
-        x_BTE = self.embedding(tokens_BT)
-        if self.embedding_norm is not None:
-            x_BTE = self.embedding_norm(x_BTE)
         for layer in self.layers:
-            x_BTE = layer(x_BTE, rope, mask)
-        return self.norm(x_BTE)
+            stream = layer(stream, rope, mask, *shared)
+        return stream
 
     @property
     def _project(self):

@@ -7,11 +7,13 @@ from titan.models.layers.attention import AttentionConfig, MathAttentionConfig, 
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.decoder import DecoderConfig, TransformerBlockConfig
 from titan.models.layers.embedding import EmbeddingConfig
+from titan.models.layers.experts import LoopExpertsConfig
 from titan.models.layers.feed_forward import FeedForwardConfig
 from titan.models.layers.linear import LinearConfig
-from titan.models.layers.moe import LoopExpertsConfig, MoEConfig, RouterConfig
+from titan.models.layers.moe import MoEConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RopeConfig
+from titan.models.layers.router import RouterConfig
 from titan.models.qwen3.config import Qwen3CommonConfig, Qwen3Config, Qwen3MoeConfig
 
 _INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
@@ -79,4 +81,5 @@ def _(config: Qwen3MoeConfig) -> MoEConfig:
             weight_init=_INIT,
         ),
         experts=LoopExpertsConfig(config.num_experts, config.dim, config.expert_ffn_dim, _INIT),
+        capacity_factor=config.capacity_factor,
     )

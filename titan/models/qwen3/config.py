@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from titan.models.layers.decoder import DecoderConfig
 
 
+_NOT_OF_WEIGHTS = ("attention", "max_sequence_length", "capacity_factor")
+
+
 @dataclasses.dataclass(frozen=True)
 class Qwen3CommonConfig:
     """The hyperparameters that dense and mixture-of-experts models share; the defaults are those of the debug sizes."""
@@ -64,7 +67,7 @@ class Qwen3CommonConfig:
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by name."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if name not in ("attention", "max_sequence_length")}
+        return {name: value for name, value in fields.items() if name not in _NOT_OF_WEIGHTS}
 
     def _flops_per_token(self, sequence_length: int, feed_forward_weights: int) -> float:
         """Model FLOPs per trained token, given the weights of one layer's feed-forward that a token meets."""
@@ -99,6 +102,12 @@ class Qwen3MoeConfig(Qwen3CommonConfig):
     num_active_experts: int = option(2, "Experts that each token is given to; at most num_experts.", minimum=1)
     expert_ffn_dim: int = option(128, "Inner dim of one expert.", minimum=1)
     normalize_expert_weights: bool = option(True, "Whether the weights of a token's experts are made to sum to 1.")
+    capacity_factor: float = option(
+        0.0,
+        "The most tokens that an expert takes, as a multiple of an equal share of a device's tokens; those after them "
+        "do without it. 0: no limit, no token is dropped.",
+        minimum=0.0,
+    )
 
     def validate(self) -> None:
         """Raises ConfigError where hyperparameters that are each admitted contradict one another."""
@@ -109,6 +118,11 @@ class Qwen3MoeConfig(Qwen3CommonConfig):
                 f"{self.num_active_experts} are more than model.num_experts={self.num_experts}",
                 "give fewer, or more experts",
             )
+
+    @property
+    def num_mixtures(self) -> int:
+        """Layers with a mixture of experts: all."""
+        return self.num_layers
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token as for the dense model; of the experts, those that a token is given to."""

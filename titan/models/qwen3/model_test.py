@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from titan.core.config.validate import ConfigError, validate
 from titan.core.init import Normal, Ones, init_plan
 from titan.models.decoder_for_test import VOCAB_SIZE, batch, build, loss_and_gradients
-from titan.models.layers.moe import count_rows
+from titan.models.layers.routed_rows import count_rows
 from titan.models.qwen3.config import QWEN3_SIZES, Qwen3Config, Qwen3MoeConfig
 
 DENSE = Qwen3Config(vocab_size=VOCAB_SIZE, dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=12, ffn_dim=48)

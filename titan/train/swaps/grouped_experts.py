@@ -3,12 +3,12 @@
 import dataclasses
 
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import Tensor
 
 from titan.core.config.rewrite import Rule
 from titan.kernels.grouped_matmul.api import grouped_matmul, paired_grouped_matmul
 from titan.kernels.route_scores.api import apply_route_scores
-from titan.models.layers.moe import LoopExpertsConfig
+from titan.models.layers.experts import Experts, LoopExpertsConfig
 from titan.train.config import Config
 
 
@@ -31,8 +31,8 @@ class GroupedExpertsConfig:
         return GroupedExperts(self)
 
 
-class GroupedExperts(nn.Module):
-    """`titan.models.layers.moe.LoopExperts` by grouped matmuls: each row meets its own expert's weights alone."""
+class GroupedExperts(Experts):
+    """`titan.models.layers.experts.LoopExperts` by grouped matmuls: each row meets its own expert's weights alone."""
 
     def __init__(self, config: GroupedExpertsConfig):
         super().__init__()
@@ -42,10 +42,11 @@ class GroupedExperts(nn.Module):
         self.w1, self.w2, self.w3 = reference.w1, reference.w2, reference.w3
         self.param_init = reference.param_init
 
-    def forward(self, rows_RE: Tensor, group_sizes_X: Tensor, weights_R: Tensor) -> Tensor:
-        """As `LoopExperts.forward`."""
-        w1_XEF, w2_XFE, w3_XEF = self.w1, self.w2, self.w3
-        rows_RE = rows_RE.to(w1_XEF.dtype)
+    def map_rows(
+        self, rows_RE: Tensor, group_sizes_X: Tensor, weights_R: Tensor, matrices: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor:
+        """As `Experts.map_rows`."""
+        w1_XEF, w2_XFE, w3_XEF = matrices
         if self.paired:
             gate_RF, up_RF = paired_grouped_matmul(
                 rows_RE, w1_XEF, w3_XEF, group_sizes_X, implementation=self.implementation
