@@ -172,7 +172,7 @@ def batch(microbatches: int = 1) -> dict[str, np.ndarray]:
 
 
 @functools.cache
-def _parameters(model: str) -> dict[str, np.ndarray]:
+def initial_parameters(model: str) -> dict[str, np.ndarray]:
     built = _components(model).build()
     plan = init_plan(built)
     return {
@@ -183,7 +183,7 @@ def _parameters(model: str) -> dict[str, np.ndarray]:
 
 def _state(case: Case, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
     _, stacks = _builder(case)
-    by_layer = {f"{PARAMS}{name}": array for name, array in _parameters(case.model).items()}
+    by_layer = {f"{PARAMS}{name}": array for name, array in initial_parameters(case.model).items()}
     state = {name: np.zeros(layout.shape, str(layout.dtype).removeprefix("torch.")) for name, layout in layouts.items()}
     parameters = [name for name in layouts if name.startswith(PARAMS)]
     return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, parameters, np.stack)}

@@ -1,0 +1,132 @@
+"""Balance of experts: auxiliary loss against Transformers, bias and reports against their definition, on any mesh."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from titan.models.layers.router import Routing
+from titan.models.layers.routing_tally import RoutingTally
+from titan.train.expert_balance import ExpertBalance
+from titan.train.expert_balance_config import ExpertBalanceConfig
+from titan.train.state import EXPERT_BIAS
+from titan.train.steps_for_test import (
+    HSDP,
+    MODELS,
+    NUM_STEPS,
+    Case,
+    assert_same,
+    batch,
+    captured,
+    evaluate_xla,
+    initial_parameters,
+    run_torch,
+    run_xla,
+)
+
+NUM_MIXTURES, NUM_EXPERTS, NUM_ACTIVE = 3, 6, 2
+BALANCED = ExpertBalanceConfig(bias=True, bias_rate=0.02, auxiliary_loss=0.3)
+# float32 sums in another order, in units of a tensor's largest value.
+TOLERANCE = 1e-5
+
+
+def _balance(**changes) -> ExpertBalance:
+    return ExpertBalance(NUM_MIXTURES, NUM_EXPERTS, NUM_ACTIVE, ExpertBalanceConfig(**changes))
+
+
+def _tally(logits_LMX: torch.Tensor) -> RoutingTally:
+    tally = _balance().start()
+    for logits_MX in logits_LMX:
+        scores_MX = logits_MX.softmax(dim=-1)
+        routing = Routing(scores_MX, *scores_MX.topk(NUM_ACTIVE, dim=-1))
+        tally = tally.add(routing, routing)
+    return tally
+
+
+def test_the_auxiliary_loss_of_all_devices_is_that_of_transformers():
+    logits = torch.randn(NUM_MIXTURES, 40, NUM_EXPERTS, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    expected = load_balancing_loss_func(tuple(logits), NUM_EXPERTS, NUM_ACTIVE)
+    # Four devices with ten tokens each.
+    tallies = [_tally(logits[:, start : start + 10]) for start in range(0, 40, 10)]
+    chosen = sum(tally.chosen_LX for tally in tallies)
+    got = sum(_balance().auxiliary_loss(tally.probabilities_X, chosen) for tally in tallies)
+    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    grads = [torch.autograd.grad(loss, logits)[0] for loss in (got, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-5, atol=1e-8)
+
+
+def test_the_bias_rises_where_there_are_few_tokens_and_falls_where_there_are_many():
+    chosen = torch.tensor([[4, 4, 4], [0, 4, 8]], dtype=torch.int32)
+    bias = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+    balance = ExpertBalance(2, 3, 2, ExpertBalanceConfig(bias=True, bias_rate=0.25))
+    assert balance.next_bias(bias, chosen).tolist() == [[1.0, 2.0, 3.0], [1.25, 2.0, 2.75]]
+
+
+def test_what_is_reported():
+    chosen = torch.tensor([[4, 4, 4], [0, 4, 8]], dtype=torch.int32)
+    balance = ExpertBalance(2, 3, 2, ExpertBalanceConfig())
+    got = balance.metrics(chosen, torch.tensor(6.0), torch.tensor(3.0))  # 6 tokens, twice
+    assert {name: float(value) for name, value in got.items()} == {
+        "expert_load_max": 1.5,
+        "expert_load_worst": 2.0,
+        "router_entropy": 0.25,
+        "dropped_fraction": 0.25,
+    }
+
+
+def test_a_step_adds_the_auxiliary_loss_of_transformers_to_its_own():
+    balance = ExpertBalanceConfig(auxiliary_loss=0.3)
+    got = run_torch(Case("qwen3_moe", balance=balance))
+    model = MODELS["qwen3_moe"]().build()
+    inputs = {name: torch.from_numpy(array[0]) for name, array in batch().items() if name != "learning_rate"}
+    logits: list[torch.Tensor] = []
+    model.load_state_dict(
+        {name: torch.from_numpy(array) for name, array in initial_parameters("qwen3_moe").items()}, assign=True
+    )
+    for layer in model.layers:
+        layer.feed_forward.router.register_forward_hook(
+            lambda module, args, routing: logits.append(routing.scores_MX.log())
+        )
+    loss = model.loss(*inputs.values()) / (inputs["labels"] != -100).sum()
+    auxiliary = load_balancing_loss_func(tuple(logits), 6, 2)
+    assert got.metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert got.metrics[0]["auxiliary_loss"] == pytest.approx(auxiliary.item(), rel=1e-6)
+    grads = torch.autograd.grad(loss + 0.3 * auxiliary, list(model.parameters()))
+    norm = torch.stack([grad.square().sum() for grad in grads]).sum().sqrt()
+    assert got.metrics[0]["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    for (name, _), grad in zip(model.named_parameters(), grads, strict=True):
+        expected = 0.1 * grad.numpy() * min(1.0, 1.0 / float(norm))
+        np.testing.assert_allclose(got.gradients[name], expected, rtol=0, atol=TOLERANCE * np.abs(expected).max())
+
+
+def test_replicas_shards_microbatches_and_loops_give_the_bias_of_one_device():
+    case = Case("qwen3_moe", microbatches=2, balance=BALANCED)
+    expected = run_xla(case)
+    got = run_xla(dataclasses.replace(case, mesh=HSDP, scan=True, memory_policy="full"))
+    assert_same(got, expected, TOLERANCE)
+    assert got.expert_bias.shape == (2, 6) and np.array_equal(got.expert_bias, expected.expert_bias)
+    assert np.abs(expected.expert_bias).max() == pytest.approx(NUM_STEPS * BALANCED.bias_rate)
+    assert expected.metrics[-1]["expert_load_worst"] < expected.metrics[0]["expert_load_worst"]
+
+
+def test_the_bias_of_a_step_is_made_of_the_tokens_that_it_saw():
+    case = Case("qwen3_moe", balance=ExpertBalanceConfig(bias=True, bias_rate=0.5))
+    assert captured(case).state[EXPERT_BIAS].shape == (2, 6)
+    # A bias of whole units decides alone: after the first step those chosen least are chosen by all tokens.
+    expected = run_xla(case)
+    assert run_torch(case).expert_bias.tolist() == expected.expert_bias.tolist()
+    assert expected.metrics[0]["expert_load_worst"] < 3 == expected.metrics[1]["expert_load_worst"]
+
+
+def test_validation_chooses_with_the_bias():
+    case = Case("qwen3_moe", balance=BALANCED)
+    assert captured(case, evaluate=True).state[EXPERT_BIAS].shape == (2, 6)
+    assert evaluate_xla(case)["loss_sum"] == pytest.approx(evaluate_xla(Case("qwen3_moe"))["loss_sum"], rel=1e-6)
+
+
+def test_dropped_tokens_are_reported_and_are_those_of_each_devices_own_tokens():
+    one = run_torch(Case("qwen3_moe_dropping"))
+    assert 0.01 < one.metrics[0]["dropped_fraction"] < 0.5
+    assert run_torch(Case("qwen3_moe")).metrics[0]["dropped_fraction"] == 0
