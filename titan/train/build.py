@@ -28,6 +28,7 @@ from titan.train.config import Config
 from titan.train.expert_balance import ExpertBalance
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.model_split import model_split
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -84,7 +85,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
-    parameters = parameter_layouts(model, mesh, policy, stacks)
+    split = model_split(config, model)
+    parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
     balance = expert_balance(config)
     bias_shape = balance.bias_shape if balance else None
     state = train_state_layouts(parameters, mesh, bias_shape)
@@ -96,7 +98,9 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         config.optimizer,
         config.training.max_grad_norm,
         config.training.microbatches,
-        balance=balance,
+        split.plans,
+        split.borders,
+        balance,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)

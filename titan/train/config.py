@@ -18,6 +18,7 @@ from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
 from titan.train.expert_balance_config import ExpertBalanceConfig
+from titan.train.parallelism_checks import check_expert_parallel, check_tensor_parallel
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
@@ -150,6 +151,8 @@ class Config:
         self._check_split()
         self._check_sizes()
         self._check_experts()
+        check_tensor_parallel(self)
+        check_expert_parallel(self)
         self._check_aot()
         if self.parallelism.num_devices:
             self._check_batch(self.parallelism.resolve(self.parallelism.num_devices))

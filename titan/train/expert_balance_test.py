@@ -90,7 +90,7 @@ def test_a_step_adds_the_auxiliary_loss_of_transformers_to_its_own():
             lambda module, args, routing: logits.append(routing.scores_MX.log())
         )
     loss = model.loss(*inputs.values()) / (inputs["labels"] != -100).sum()
-    auxiliary = load_balancing_loss_func(tuple(logits), 6, 2)
+    auxiliary = load_balancing_loss_func(tuple(logits), 8, 2)
     assert got.metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert got.metrics[0]["auxiliary_loss"] == pytest.approx(auxiliary.item(), rel=1e-6)
     grads = torch.autograd.grad(loss + 0.3 * auxiliary, list(model.parameters()))
@@ -106,14 +106,14 @@ def test_replicas_shards_microbatches_and_loops_give_the_bias_of_one_device():
     expected = run_xla(case)
     got = run_xla(dataclasses.replace(case, mesh=HSDP, scan=True, memory_policy="full"))
     assert_same(got, expected, TOLERANCE)
-    assert got.expert_bias.shape == (2, 6) and np.array_equal(got.expert_bias, expected.expert_bias)
+    assert got.expert_bias.shape == (2, 8) and np.array_equal(got.expert_bias, expected.expert_bias)
     assert np.abs(expected.expert_bias).max() == pytest.approx(NUM_STEPS * BALANCED.bias_rate)
     assert expected.metrics[-1]["expert_load_worst"] < expected.metrics[0]["expert_load_worst"]
 
 
 def test_the_bias_of_a_step_is_made_of_the_tokens_that_it_saw():
     case = Case("qwen3_moe", balance=ExpertBalanceConfig(bias=True, bias_rate=0.5))
-    assert captured(case).state[EXPERT_BIAS].shape == (2, 6)
+    assert captured(case).state[EXPERT_BIAS].shape == (2, 8)
     # A bias of whole units decides alone: after the first step those chosen least are chosen by all tokens.
     expected = run_xla(case)
     assert run_torch(case).expert_bias.tolist() == expected.expert_bias.tolist()
@@ -122,7 +122,7 @@ def test_the_bias_of_a_step_is_made_of_the_tokens_that_it_saw():
 
 def test_validation_chooses_with_the_bias():
     case = Case("qwen3_moe", balance=BALANCED)
-    assert captured(case, evaluate=True).state[EXPERT_BIAS].shape == (2, 6)
+    assert captured(case, evaluate=True).state[EXPERT_BIAS].shape == (2, 8)
     assert evaluate_xla(case)["loss_sum"] == pytest.approx(evaluate_xla(Case("qwen3_moe"))["loss_sum"], rel=1e-6)
 
 

@@ -24,6 +24,12 @@ BATCH_AXES = ("dp_replicate", "dp_shard", "ep")
 SEQUENCE_AXIS = "cp"
 """The axis whose devices have different tokens of the same sequences."""
 
+EXPERT_AXIS = "ep"
+"""The axis over which the experts of a mixture are spread."""
+
+TENSOR_AXIS = "tp"
+"""The axis whose devices share the work of each layer on the same sequences."""
+
 
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     """The mesh of a resolved configuration."""

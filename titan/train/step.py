@@ -6,6 +6,7 @@ rightly.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -17,6 +18,7 @@ from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
 from titan.models.layers.routing_tally import RoutingTally
 from titan.parallel.layout import TensorLayout
+from titan.parallel.module_borders import Borders, place_borders
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
 from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
@@ -50,6 +52,7 @@ class StepBuilder:
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
       plans: what splits parameters along further axes.
+      borders: collectives around modules, by path.
       balance: how the experts of a mixture are balanced; None for a model without experts.
     """
 
@@ -60,6 +63,7 @@ class StepBuilder:
     max_grad_norm: float
     num_microbatches: int
     plans: WeightPlans = dataclasses.field(default_factory=dict)
+    borders: Borders = dataclasses.field(default_factory=dict)
     balance: ExpertBalance | None = None
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
@@ -70,7 +74,7 @@ class StepBuilder:
         the experts' bias and the step counter as they are, and counts as skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
-        model = simple_fsdp(self.build_model(), mesh, policy, self.plans)
+        model = self._model(mesh, policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
@@ -96,7 +100,7 @@ class StepBuilder:
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
-        model = simple_fsdp(self.build_model(), mesh, self.policy, self.plans)
+        model = self._model(mesh, self.policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
@@ -108,6 +112,12 @@ class StepBuilder:
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module="cross_entropy")
+
+    def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
+        model = self.build_model()
+        if mesh is not None:
+            place_borders(model, mesh, self.borders)
+        return simple_fsdp(model, mesh, policy, self.plans)
 
     def _weights(self, state: Tensors, mesh: DeviceMesh | None) -> Tensors:
         """The parameters as leaves for autograd: plain tensors on one device, DTensors around the shards on a mesh."""
@@ -158,20 +168,30 @@ class StepBuilder:
             loss, tally = self._loss(model, weights, bias, microbatch)
             with region("loss"):
                 objective = loss / denominator
-                losses = _sums(losses, {"loss": objective.detach()})
+                parts = {"loss": objective.detach()}
                 if tally is not None:
                     told = self._summed_tally(tally, mesh)
                     routing = _sums(routing, told)
                     if self.balance.config.auxiliary_loss:
                         auxiliary = self.balance.auxiliary_loss(tally.probabilities_X, told["chosen_LX"])
-                        auxiliary = auxiliary / self.num_microbatches
-                        losses = _sums(losses, {"auxiliary_loss": auxiliary.detach()})
-                        objective = objective + self.balance.config.auxiliary_loss * auxiliary
+                        parts["auxiliary_loss"] = auxiliary.detach() / self.num_microbatches
+                        objective = objective + self._auxiliary_weight(mesh) * auxiliary
+                losses = _sums(losses, parts)
             with region("backward"):
                 found = torch.autograd.grad(objective, list(weights.values()))
                 new = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in zip(weights, found)}
                 grads = _sums(grads, new)
         return losses, grads, routing
+
+    def _auxiliary_weight(self, mesh: DeviceMesh | None) -> float:
+        """What a microbatch's auxiliary loss is multiplied by in what gradients are taken of.
+
+        Devices with the same tokens (tensor parallelism) have all the loss of these tokens each, but gradients of
+        their router as parts of a sum.
+        """
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape)) if mesh else {}
+        num_equal = math.prod(size for axis, size in sizes.items() if axis not in self.policy.data_axes)
+        return self.balance.config.auxiliary_loss / (self.num_microbatches * num_equal)
 
     def _summed_tally(self, tally: RoutingTally, mesh: DeviceMesh | None) -> Tensors:
         """The arguments of `ExpertBalance.metrics`: sums over all ranks."""

@@ -18,12 +18,12 @@ from titan.graph.step_graph import StepGraph
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
-from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.build import expert_balance, graph_passes, with_loops
+from titan.train.build import components, expert_balance, graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig
-from titan.train.expert_balance import ExpertBalance
 from titan.train.expert_balance_config import ExpertBalanceConfig
+from titan.train.mesh_axes import sharding_policy
+from titan.train.model_split import model_split
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -40,7 +40,7 @@ from titan.train.state import (
 from titan.train.step import StepBuilder
 from titan.train.swaps.scan_layers import stacked_parameters
 
-NUM_DEVICES = 4
+NUM_DEVICES = 8
 os.environ.setdefault("NPROC", str(4 * NUM_DEVICES))  # see XlaRuntime
 
 import jax  # noqa: E402 (after NPROC)
@@ -67,17 +67,18 @@ def _patterned() -> Any:
     return dataclasses.replace(wide, layers=layers)
 
 
-_MIXTURE = Qwen3MoeConfig(**_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24)
+_MIXTURE = Qwen3MoeConfig(**_SIZES, num_layers=2, num_experts=8, num_active_experts=2, expert_ffn_dim=24)
 _MIXTURES = {
-    "qwen3_moe": _MIXTURE,
-    "qwen3_moe_dropping": dataclasses.replace(_MIXTURE, capacity_factor=1.0),
+    "qwen3_moe": Config(model=_MIXTURE),
+    "qwen3_moe_grouped": Config(model=_MIXTURE, use_pallas_paired_grouped_mm=True),
+    "qwen3_moe_dropping": Config(model=dataclasses.replace(_MIXTURE, capacity_factor=1.0)),
 }
 
 MODELS = {
     "llama3": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS).components,
     "llama3_deep": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=4 * NUM_LAYERS).components,
     "qwen3": Qwen3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS, tie_embeddings=True).components,
-    **{name: mixture.components for name, mixture in _MIXTURES.items()},
+    **{name: functools.partial(components, config) for name, config in _MIXTURES.items()},
     "pattern": _patterned,
 }
 """Name to what makes the component tree."""
@@ -141,16 +142,29 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     tree = _components(case.model)
     build = with_loops(tree, _tpu_config(case)).build
     stacks = Stacks(stacked_parameters(build()))
-    policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
-    layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    steps = StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches, balance=_balance(case))
+    policy = dataclasses.replace(sharding_policy(ParallelismConfig()), gather_dtype=case.gather_dtype)
+    config = dataclasses.replace(
+        _MIXTURES.get(case.model, Config()),
+        expert_balance=case.balance,
+        parallelism=ParallelismConfig(
+            expert_parallel=case.mesh.size("ep"),
+            tensor_parallel=case.mesh.size("tp"),
+        ),
+    )
+    split = model_split(config, build())
+    layouts = parameter_layouts(build(), case.mesh, policy, stacks, split.plans)
+    steps = StepBuilder(
+        build,
+        layouts,
+        policy,
+        OptimizerConfig(),
+        1.0,
+        case.microbatches,
+        split.plans,
+        split.borders,
+        expert_balance(config),
+    )
     return steps, stacks
-
-
-def _balance(case: Case) -> ExpertBalance | None:
-    if case.model not in _MIXTURES:
-        return None
-    return expert_balance(Config(model=_MIXTURES[case.model], expert_balance=case.balance))
 
 
 @functools.cache
@@ -272,7 +286,7 @@ def _run(case: Case, executable: Any, state: dict[str, Any], arrays: dict[str, A
         state, values = executable(state, arrays)
         metrics.append({name: float(value) for name, value in values.items()})
         moments = moments or _by_layer(case, state, EXP_AVG)
-    bias = np.array(state[EXPERT_BIAS]) if EXPERT_BIAS in state else None
+    bias = _by_layer(case, state, EXPERT_BIAS).get("")
     return Outcome(metrics, moments, _by_layer(case, state, PARAMS), bias)
 
 

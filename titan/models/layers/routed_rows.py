@@ -34,9 +34,12 @@ class CopyTable:
         """[R, ...] to the sums of each row's copies [S, ...], added up in float32 and rounded once to `dtype`."""
         return _Collect.apply(copies, self, dtype)
 
-    def _take(self, rows: Tensor) -> Tensor:
-        taken = rows.index_select(0, self.source_R.clamp(max=len(rows) - 1) if self.has_gaps else self.source_R)
-        return _masked(taken, self.source_R < len(rows)) if self.has_gaps else taken
+    def take(self, rows: Tensor, otherwise: float | int = 0.0) -> Tensor:
+        """As `spread`, of rows that have no gradient, with another value where there is no copy."""
+        if not self.has_gaps:
+            return rows.index_select(0, self.source_R)
+        taken = rows.index_select(0, self.source_R.clamp(max=len(rows) - 1))
+        return _masked(taken, self.source_R < len(rows), otherwise)
 
     def _sum(self, copies: Tensor, dtype: torch.dtype) -> Tensor:
         where_SJ = self.copies_SJ.clamp(max=len(copies) - 1) if self.has_gaps else self.copies_SJ
@@ -46,9 +49,9 @@ class CopyTable:
         return found.sum(dim=1, dtype=torch.float32).to(dtype)
 
 
-def _masked(values: Tensor, is_there: Tensor) -> Tensor:
-    """Zeros where `is_there`, of the leading dims of `values`, is false, whatever lies there."""
-    return torch.where(is_there.view(*is_there.shape, *[1] * (values.ndim - is_there.ndim)), values, 0.0)
+def _masked(values: Tensor, is_there: Tensor, otherwise: float | int = 0.0) -> Tensor:
+    """Another value where `is_there`, of the leading dims of `values`, is false, whatever lies there."""
+    return torch.where(is_there.view(*is_there.shape, *[1] * (values.ndim - is_there.ndim)), values, otherwise)
 
 
 class _Spread(torch.autograd.Function):
@@ -56,7 +59,7 @@ class _Spread(torch.autograd.Function):
     def forward(ctx, rows: Tensor, table: CopyTable) -> Tensor:
         _save(ctx, table)
         ctx.dtype = rows.dtype
-        return table._take(rows)
+        return table.take(rows)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
@@ -72,7 +75,7 @@ class _Collect(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _saved(ctx)._take(grad.to(ctx.dtype)), None, None
+        return _saved(ctx).take(grad.to(ctx.dtype)), None, None
 
 
 def _save(ctx, table: CopyTable) -> None:
