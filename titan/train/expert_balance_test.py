@@ -15,7 +15,6 @@ from titan.train.state import EXPERT_BIAS
 from titan.train.steps_for_test import (
     HSDP,
     MODELS,
-    NUM_STEPS,
     Case,
     assert_same,
     batch,
@@ -107,17 +106,16 @@ def test_replicas_shards_microbatches_and_loops_give_the_bias_of_one_device():
     got = run_xla(dataclasses.replace(case, mesh=HSDP, scan=True, memory_policy="full"))
     assert_same(got, expected, TOLERANCE)
     assert got.expert_bias.shape == (2, 8) and np.array_equal(got.expert_bias, expected.expert_bias)
-    assert np.abs(expected.expert_bias).max() == pytest.approx(NUM_STEPS * BALANCED.bias_rate)
-    assert expected.metrics[-1]["expert_load_worst"] < expected.metrics[0]["expert_load_worst"]
+    assert np.abs(expected.expert_bias).max() > 0
 
 
-def test_the_bias_of_a_step_is_made_of_the_tokens_that_it_saw():
-    case = Case("qwen3_moe", balance=ExpertBalanceConfig(bias=True, bias_rate=0.5))
-    assert captured(case).state[EXPERT_BIAS].shape == (2, 8)
-    # A bias of whole units decides alone: after the first step those chosen least are chosen by all tokens.
+def test_the_bias_evens_the_load():
+    case = Case("qwen3_moe", balance=ExpertBalanceConfig(bias=True, bias_rate=0.002))
     expected = run_xla(case)
     assert run_torch(case).expert_bias.tolist() == expected.expert_bias.tolist()
-    assert expected.metrics[0]["expert_load_worst"] < 3 == expected.metrics[1]["expert_load_worst"]
+    loads = [metrics["expert_load_max"] for metrics in expected.metrics]
+    unbiased = run_xla(Case("qwen3_moe")).metrics
+    assert loads[0] == unbiased[0]["expert_load_max"] and loads[2] < unbiased[2]["expert_load_max"]
 
 
 def test_validation_chooses_with_the_bias():

@@ -19,6 +19,7 @@ EP = MeshSpec(("ep",), (2,))
 FSDP_EP = MeshSpec(("dp_shard", "ep"), (2, 2))
 FSDP_EP8 = MeshSpec(("dp_shard", "ep"), (2, 4))
 HSDP_EP8 = MeshSpec(("dp_replicate", "dp_shard", "ep"), (2, 2, 2))
+DDP_EP = MeshSpec(("dp_replicate", "ep"), (2, 2))
 EP_TP = MeshSpec(("dp_shard", "ep", "tp"), (2, 2, 2))
 BALANCED = ExpertBalanceConfig(bias=True, bias_rate=0.02, auxiliary_loss=0.3)
 # float32 sums in another order, in units of a tensor's largest value.
@@ -28,8 +29,9 @@ TOLERANCE = 1e-5
 def _assert_same(got: Outcome, expected: Outcome) -> None:
     assert_same(got, expected, TOLERANCE)
     for name, array in expected.parameters.items():
-        # Adam divides a small gradient by its own size: its last bits reach a parameter at the learning rate's scale.
-        assert np.abs(got.parameters[name] - array).max() <= 5 * TOLERANCE * np.abs(array).max(), name
+        # Adam divides a small gradient by its own size: the last bits of some element's reach that element at the scale
+        # of the learning rate, but there are few of these.
+        assert np.linalg.norm(got.parameters[name] - array) <= TOLERANCE * np.linalg.norm(array), name
 
 
 @pytest.mark.parametrize(
@@ -37,10 +39,10 @@ def _assert_same(got: Outcome, expected: Outcome) -> None:
     [
         Case("qwen3_moe", EP),
         Case("qwen3_moe", FSDP_EP, balance=BALANCED),
-        Case("qwen3_moe_grouped", FSDP_EP8, scan=True, memory_policy="full"),
-        Case("qwen3_moe", HSDP_EP8, microbatches=2, scan=True, balance=BALANCED),
+        Case("qwen3_moe_grouped", HSDP_EP8, scan=True, memory_policy="full"),
+        Case("qwen3_moe", DDP_EP, microbatches=2, scan=True, balance=BALANCED),
     ],
-    ids=["ep2", "fsdp2_ep2", "fsdp2_ep4_grouped_scan", "hsdp4_ep2_microbatches_scan"],
+    ids=["ep2", "fsdp2_ep2", "hsdp4_ep2_grouped_scan", "replicas2_ep2_microbatches_scan"],
 )
 def test_equals_one_device(case):
     one = Case("qwen3_moe", microbatches=case.microbatches, balance=case.balance)
@@ -50,8 +52,8 @@ def test_equals_one_device(case):
 
 
 def test_with_a_capacity_equals_as_many_devices_with_all_experts_each():
-    case = Case("qwen3_moe_dropping", FSDP_EP)
-    expected = run_xla(dataclasses.replace(case, mesh=MeshSpec(("dp_shard",), (4,))))
+    case = Case("qwen3_moe_dropping", FSDP_EP8)
+    expected = run_xla(dataclasses.replace(case, mesh=MeshSpec(("dp_shard",), (8,))))
     _assert_same(run_xla(case), expected)
     assert expected.metrics[0]["dropped_fraction"] > 0.05
 
