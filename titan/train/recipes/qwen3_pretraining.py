@@ -3,11 +3,13 @@
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.expert_balance_config import ExpertBalanceConfig
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 _NUM_TOKENS = 30 * 10**12
 _SEQUENCE_LENGTH = 4096
+_AUXILIARY_LOSS = 1e-3  # router_aux_loss_coef of the published config.json
 
 
 def qwen3_pretraining(
@@ -17,7 +19,8 @@ def qwen3_pretraining(
 
     The report gives no learning rates and batch sizes. Rates here are those that Llama 3 has at a like size; bfloat16
     with a float32 state, 2,000 steps of warm-up, and a cosine to a tenth of the peak rate. Attention, loss and
-    experts are kernels: at these sizes scores and logits would not fit.
+    experts are kernels: at these sizes scores and logits would not fit. The report balances experts by an auxiliary loss
+    over the whole batch (section 2), and so does this.
 
     Args:
       name: of the run.
@@ -25,6 +28,7 @@ def qwen3_pretraining(
       learning_rate: the peak rate.
       batch_size: sequences in one optimizer step.
     """
+    is_mixture = isinstance(model, Qwen3MoeConfig)
     steps = _NUM_TOKENS // (batch_size * _SEQUENCE_LENGTH)
     return Config(
         name=name,
@@ -39,5 +43,6 @@ def qwen3_pretraining(
         rope_kernel=RopeKernelConfig(enable=True),
         splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
-        use_pallas_paired_grouped_mm=isinstance(model, Qwen3MoeConfig),
+        use_pallas_paired_grouped_mm=is_mixture,
+        expert_balance=ExpertBalanceConfig(auxiliary_loss=_AUXILIARY_LOSS if is_mixture else 0.0),
     )

@@ -24,6 +24,7 @@ from titan.train.recipes import (
     qwen3_0_6b,
     qwen3_8b,
     qwen3_32b,
+    qwen3_30b_a3b,
     qwen3_235b_a22b,
     qwen3_debug,
     qwen3_moe_debug,
@@ -31,7 +32,7 @@ from titan.train.recipes import (
 
 MODULES = (
     *(llama3_debug, llama3_8b, llama3_70b, llama3_405b),
-    *(qwen3_debug, qwen3_0_6b, qwen3_8b, qwen3_32b, qwen3_moe_debug, qwen3_235b_a22b),
+    *(qwen3_debug, qwen3_0_6b, qwen3_8b, qwen3_32b, qwen3_moe_debug, qwen3_30b_a3b, qwen3_235b_a22b),
     *(muse_glimmer_debug, muse_glimmer_30b),
 )
 RECIPES = {module.RECIPE.name: module.RECIPE for module in MODULES}

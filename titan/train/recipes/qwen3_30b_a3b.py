@@ -1,0 +1,27 @@
+"""Qwen3 30B-A3B (30.53B parameters, 3.35B of them active), 4M tokens a step.
+
+Give it `--data.path` and `--tokenizer.path`.
+"""
+
+import sys
+
+from titan.models.qwen3.config import qwen3_30b_a3b
+from titan.train.main import main
+from titan.train.recipes.qwen3_pretraining import qwen3_pretraining
+from titan.train.variant import Variant
+
+RECIPE = qwen3_pretraining(name="qwen3_30b_a3b", model=qwen3_30b_a3b(), learning_rate=3e-4, batch_size=1024)
+
+# Nothing is published of this size on TPUs.
+VARIANTS = {
+    "tpu7x-4x4x4": Variant(
+        source="ours: the recipe's batch, eight sequences a device",
+        data_parallel_shard=128,
+        batch_size=1024,
+        sequence_length=4096,
+        memory_policy="full",
+    ),
+}
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE, variants=VARIANTS))
