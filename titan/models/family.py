@@ -9,18 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from titan.models.batch import BatchSpec
+
 
 class ModelConfig(Protocol):
     """The hyperparameters of one model: a frozen dataclass whose fields are the flags `--model.*`."""
-
-    vocab_size: int
-    max_sequence_length: int
 
     def validate(self) -> None:
         """Raises ConfigError where hyperparameters contradict one another."""
 
     def components(self) -> Any:
         """The tree of component configurations, with a method `build()` that makes the model on the meta device."""
+
+    def batch_tensors(self, sequence_length: int) -> "BatchSpec":
+        """What a batch consists of whose rows have `sequence_length` tokens, in the order that the model's loss has."""
 
     def flops_per_token(self, sequence_length: int) -> float:
         """FLOPs that the model needs per trained token, forward and backward, without recompute."""

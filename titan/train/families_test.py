@@ -15,6 +15,7 @@ from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
+from titan.models.batch import decoder_batch
 from titan.models.family import ModelConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
@@ -58,7 +59,9 @@ TOLERANCE = 1e-5  # of the largest value: float32 sums in another order
 def builder(family: str, mesh: MeshSpec) -> StepBuilder:
     build = FAMILIES[family].components().build
     policy = ShardingPolicy(reduce_dtype=torch.float32)
-    return StepBuilder(build, parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), 1.0, 1)
+    return StepBuilder(
+        build, decoder_batch(LENGTH), parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), 1.0, 1
+    )
 
 
 @functools.cache
@@ -97,7 +100,7 @@ def initial_state(family: str) -> dict[str, np.ndarray]:
 def captured(family: str, mesh: MeshSpec) -> StepGraph:
     steps = builder(family, mesh)
     shapes = {name: np.shape(array) for name, array in batch().items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh, steps.policy)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh, steps.policy)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))

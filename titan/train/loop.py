@@ -178,9 +178,9 @@ class _Loop:
         return _Prepared(executable, executable.place(batch), rate, self._data.train.get_state(), wait_seconds)
 
     def _microbatches(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """[rows, positions] to [microbatch, rows, positions]."""
+        """[rows, ...] to [microbatch, rows, ...]."""
         num = self._run.config.training.microbatches
-        return {name: array.reshape(num, -1, array.shape[-1]) for name, array in rows.items()}
+        return {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
 
     def _read_pending(self) -> None:
         """Waits for the metrics of the step before the one just dispatched, and reports them."""
@@ -225,8 +225,8 @@ class _Loop:
             executable = self._run.eval_step.executable_for(batch)
             results.append(executable(weights, executable.place(batch))[1])
         totals = [self._run.runtime.read(result) for result in results]
-        num_tokens = sum(total["num_tokens"] for total in totals)
-        self._progress.validation_loss = sum(total["loss_sum"] for total in totals) / num_tokens
+        num_elements = sum(total["num_elements"] for total in totals)
+        self._progress.validation_loss = sum(total["loss_sum"] for total in totals) / num_elements
         if self._logger is not None:
             self._logger.log(self._progress.steps, {"validation_loss": self._progress.validation_loss})
         self._last_read_at = time.perf_counter()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from titan.core.data import packing
+from titan.models.batch import BatchSpec
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
@@ -19,10 +19,7 @@ STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
 PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
-BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 LEARNING_RATE = "learning_rate"
-
-IGNORED_LABEL = packing.IGNORED_LABEL
 
 
 def parameter_layouts(
@@ -52,16 +49,20 @@ def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorL
 
 
 def batch_layouts(
-    shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
+    spec: BatchSpec, shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
 ) -> dict[str, TensorLayout]:
     """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      shapes: global shape of each tensor of the batch: [microbatch, sequence, position] for the int32 tensors, whose
-        sequences are split over the data-parallel axes, and () for the float32 learning rate, where there is one.
+      spec: names and dtypes of the model's tensors.
+      shapes: global shape of each tensor of the batch: [microbatch, row, ...] for the model's, whose rows are split
+        over the data-parallel axes, and () for the float32 learning rate, where there is one.
     """
     placements = tuple(Shard(1) if name in policy.data_axes else Replicate() for name in mesh.axis_names)
-    layouts = {name: TensorLayout(shapes[name], torch.int32, placements) for name in BATCH_TENSORS}
+    layouts = {
+        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements)
+        for tensor in spec.tensors
+    }
     if LEARNING_RATE in shapes:
         layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))
     return layouts

@@ -15,6 +15,7 @@ from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
+from titan.models.batch import decoder_batch
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
@@ -131,7 +132,7 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    return StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+    return StepBuilder(build, decoder_batch(LENGTH), layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
 
 
 @functools.cache
@@ -181,7 +182,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
         if not (evaluate and name == LEARNING_RATE)
     }
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
-    layouts = state, batch_layouts(shapes, case.mesh, steps.policy)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh, steps.policy)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))

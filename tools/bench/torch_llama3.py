@@ -13,8 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from titan.core.data.packing import IGNORED_LABEL
+from titan.models.batch import decoder_batch
 from titan.train.config import Config
-from titan.train.state import BATCH_TENSORS, IGNORED_LABEL
 
 
 class TorchTrainer:
@@ -43,7 +44,8 @@ class TorchTrainer:
 
     def step(self, batch: Mapping[str, np.ndarray], learning_rate: float) -> float:
         """One training step; returns the loss before the update, which is skipped where the gradient is not finite."""
-        tensors = {name: torch.from_numpy(batch[name]) for name in BATCH_TENSORS}
+        names = decoder_batch(batch["tokens"].shape[-1]).names
+        tensors = {name: torch.from_numpy(batch[name]) for name in names}
         num_tokens = (tensors["labels"] != IGNORED_LABEL).sum().clamp(min=1)
         loss = self._loss(*tensors.values()) / num_tokens
         loss.backward()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
+from titan.models.batch import BatchSpec, decoder_batch
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -54,6 +55,10 @@ class Qwen3CommonConfig:
         from titan.models.qwen3.components import qwen3_components
 
         return qwen3_components(self)
+
+    def batch_tensors(self, sequence_length: int) -> BatchSpec:
+        """Tokens, labels, positions and segment ids, as the loss of a decoder takes them."""
+        return decoder_batch(sequence_length)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in Hugging Face's format. Imports torch."""
