@@ -235,7 +235,7 @@ def splash_flops(config: Config) -> dict[str, float]:
       config: resolved for the devices.
     """
     training, model = config.training, config.model
-    of_step = model.flops_per_token(training.sequence_length) - model.flops_per_token(0)
+    of_step = model.attention_flops_per_token(training.sequence_length)
     of_step *= training.batch_size * training.sequence_length
     # Forward and backward, which takes twice as many, have six matrix products.
     matmul = of_step / 6 / model.num_layers / training.microbatches / config.parallelism.num_devices
