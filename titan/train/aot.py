@@ -115,8 +115,9 @@ def _saved_report(step: SavedStep) -> Report:
 def batch_shapes(config: Config) -> Shapes:
     """The shapes of one step's batch: [microbatch, row, ...], and () for the learning rate."""
     training = config.training
-    spec = config.model.batch_tensors(training.sequence_length)
-    return {**spec.shapes(training.microbatches, training.batch_size // training.microbatches), LEARNING_RATE: ()}
+    rows = (training.microbatches, training.batch_size // training.microbatches)
+    tensors = config.model.batch_tensors(training.sequence_length)
+    return {**{tensor.name: (*rows, *tensor.shape) for tensor in tensors}, LEARNING_RATE: ()}
 
 
 def _report(run: Run, runtime: AotRuntime, calls: Sequence[Calls]) -> Report:
@@ -236,7 +237,7 @@ def splash_flops(config: Config) -> dict[str, float]:
       config: resolved for the devices.
     """
     training, model = config.training, config.model
-    of_step = model.flops_per_token(training.sequence_length) - model.flops_per_token(0)
+    of_step = model.attention_flops_per_token(training.sequence_length)
     of_step *= training.batch_size * training.sequence_length
     # Forward and backward, which takes twice as many, have six matrix products.
     matmul = of_step / 6 / model.num_layers / training.microbatches / config.parallelism.num_devices
@@ -249,8 +250,8 @@ def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
     state, policy = runtime.state_layouts, sharding_policy(run.config.parallelism)
     parameters = [layout for name, layout in state.items() if name.startswith(PARAMS)]
     others = [layout for name, layout in state.items() if not name.startswith(PARAMS)]
-    spec = run.config.model.batch_tensors(run.config.training.sequence_length)
-    batch = batch_layouts(spec, batch_shapes(run.config), run.mesh, policy)
+    tensors = run.config.model.batch_tensors(run.config.training.sequence_length)
+    batch = batch_layouts(tensors, batch_shapes(run.config), run.mesh, policy)
     return {
         "parameters": argument_bytes(parameters, run.mesh),
         "optimizer_state": argument_bytes(others, run.mesh),

@@ -87,10 +87,15 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     parameters = parameter_layouts(model, mesh, policy, stacks)
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
-    training = config.training
-    batch = config.model.batch_tensors(training.sequence_length)
     steps = StepBuilder(
-        build_model, batch, parameters, policy, config.optimizer, training.max_grad_norm, training.microbatches
+        build_model=build_model,
+        batch=config.model.batch_tensors(config.training.sequence_length),
+        loss_module=config.model.loss_module,
+        parameters=parameters,
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=config.training.max_grad_norm,
+        num_microbatches=config.training.microbatches,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, policy=policy, seconds=seconds)
@@ -162,8 +167,8 @@ def _compile(
 ) -> Executable:
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step)
-    spec = config.model.batch_tensors(config.training.sequence_length)
-    batch = batch_layouts(spec, _global(shapes, runtime.process_count), mesh, policy)
+    tensors = config.model.batch_tensors(config.training.sequence_length)
+    batch = batch_layouts(tensors, _global(shapes, runtime.process_count), mesh, policy)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     captured_at = time.perf_counter()

@@ -42,8 +42,16 @@ def _batch(repeats: int = 1) -> Arrays:
 def _builder() -> StepBuilder:
     build_model = MODEL.components().build
     parameters = parameter_layouts(build_model(), ONE_DEVICE, POLICY)
-    batch = MODEL.batch_tensors(8)
-    return StepBuilder(build_model, batch, parameters, POLICY, OptimizerConfig(), max_grad_norm=1.0, num_microbatches=1)
+    return StepBuilder(
+        build_model=build_model,
+        batch=MODEL.batch_tensors(8),
+        loss_module=MODEL.loss_module,
+        parameters=parameters,
+        policy=POLICY,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=1,
+    )
 
 
 def _state(builder: StepBuilder) -> Arrays:

@@ -15,7 +15,6 @@ from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
-from titan.models.batch import decoder_batch
 from titan.models.family import ModelConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
@@ -60,7 +59,14 @@ def builder(family: str, mesh: MeshSpec) -> StepBuilder:
     build = FAMILIES[family].components().build
     policy = ShardingPolicy(reduce_dtype=torch.float32)
     return StepBuilder(
-        build, decoder_batch(LENGTH), parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), 1.0, 1
+        build_model=build,
+        batch=FAMILIES[family].batch_tensors(LENGTH),
+        loss_module=FAMILIES[family].loss_module,
+        parameters=parameter_layouts(build(), mesh, policy),
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=1,
     )
 
 

@@ -225,8 +225,8 @@ class _Loop:
             executable = self._run.eval_step.executable_for(batch)
             results.append(executable(weights, executable.place(batch))[1])
         totals = [self._run.runtime.read(result) for result in results]
-        num_elements = sum(total["num_elements"] for total in totals)
-        self._progress.validation_loss = sum(total["loss_sum"] for total in totals) / num_elements
+        num_tokens = sum(total["num_tokens"] for total in totals)
+        self._progress.validation_loss = sum(total["loss_sum"] for total in totals) / num_tokens
         if self._logger is not None:
             self._logger.log(self._progress.steps, {"validation_loss": self._progress.validation_loss})
         self._last_read_at = time.perf_counter()

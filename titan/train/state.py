@@ -1,12 +1,12 @@
 """The names and layouts of a run's state and batch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from titan.models.batch import BatchSpec
+from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
@@ -49,19 +49,18 @@ def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorL
 
 
 def batch_layouts(
-    spec: BatchSpec, shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
+    tensors: Sequence[BatchTensor], shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
 ) -> dict[str, TensorLayout]:
     """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      spec: names and dtypes of the model's tensors.
+      tensors: those of the model, of which names and dtypes are taken.
       shapes: global shape of each tensor of the batch: [microbatch, row, ...] for the model's, whose rows are split
         over the data-parallel axes, and () for the float32 learning rate, where there is one.
     """
     placements = tuple(Shard(1) if name in policy.data_axes else Replicate() for name in mesh.axis_names)
     layouts = {
-        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements)
-        for tensor in spec.tensors
+        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements) for tensor in tensors
     }
     if LEARNING_RATE in shapes:
         layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))

@@ -92,9 +92,15 @@ def builder(
 ) -> StepBuilder:
     build = MODEL.components().build
     policy = ShardingPolicy(gather_dtype=gather_dtype, reduce_dtype=torch.float32)
-    layouts = parameter_layouts(build(), mesh, policy)
     return StepBuilder(
-        build, MODEL.batch_tensors(LENGTH), layouts, policy, OptimizerConfig(), max_grad_norm, num_microbatches
+        build_model=build,
+        batch=MODEL.batch_tensors(LENGTH),
+        loss_module=MODEL.loss_module,
+        parameters=parameter_layouts(build(), mesh, policy),
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=max_grad_norm,
+        num_microbatches=num_microbatches,
     )
 
 

@@ -15,7 +15,6 @@ from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
-from titan.models.batch import decoder_batch
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
@@ -75,6 +74,8 @@ MODELS = {
 }
 """Name to what makes the component tree."""
 
+_BATCH_TENSORS = Llama3Config().batch_tensors(LENGTH)  # of all decoders
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -132,7 +133,17 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    return StepBuilder(build, decoder_batch(LENGTH), layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+    steps = StepBuilder(
+        build_model=build,
+        batch=_BATCH_TENSORS,
+        loss_module=Llama3Config.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=case.microbatches,
+    )
+    return steps, stacks
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.batch import BatchSpec, decoder_batch
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3Config:
+class Llama3Config(DecoderFamily):
     """Hyperparameters of a Llama 3; the defaults are those of the debug size."""
 
     vocab_size: int = option(4096, "Number of token ids; at least the tokenizer's.", minimum=1)
@@ -87,10 +87,6 @@ class Llama3Config:
         from titan.models.llama3.components import llama3_components
 
         return llama3_components(self)
-
-    def batch_tensors(self, sequence_length: int) -> BatchSpec:
-        """Tokens, labels, positions and segment ids, as the loss of a decoder takes them."""
-        return decoder_batch(sequence_length)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in Hugging Face's format. Imports torch."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.batch import BatchSpec, decoder_batch
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class MuseGlimmerConfig:
+class MuseGlimmerConfig(DecoderFamily):
     """Hyperparameters of a Muse Glimmer; the defaults are those of the debug size."""
 
     tie_embeddings: ClassVar[bool] = False
@@ -88,10 +88,6 @@ class MuseGlimmerConfig:
         from titan.models.muse_glimmer.components import muse_glimmer_components
 
         return muse_glimmer_components(self)
-
-    def batch_tensors(self, sequence_length: int) -> BatchSpec:
-        """Tokens, labels, positions and segment ids, as the loss of a decoder takes them."""
-        return decoder_batch(sequence_length)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the layout of Hugging Face's folders. Imports torch."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.batch import BatchSpec, decoder_batch
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen3CommonConfig:
+class Qwen3CommonConfig(DecoderFamily):
     """The hyperparameters that dense and mixture-of-experts models share; the defaults are those of the debug sizes."""
 
     vocab_size: int = option(4096, "Number of token ids; at least the tokenizer's.", minimum=1)
@@ -55,10 +55,6 @@ class Qwen3CommonConfig:
         from titan.models.qwen3.components import qwen3_components
 
         return qwen3_components(self)
-
-    def batch_tensors(self, sequence_length: int) -> BatchSpec:
-        """Tokens, labels, positions and segment ids, as the loss of a decoder takes them."""
-        return decoder_batch(sequence_length)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in Hugging Face's format. Imports torch."""
