@@ -33,7 +33,7 @@ from titan.graph.aot.text import to_text
 from titan.graph.aot.timing import Links, step_time
 from titan.graph.executors.split import SplitExecutable
 from titan.train.aot_advice import advice
-from titan.train.build import Run, build, sharding_policy
+from titan.train.build import Run, build
 from titan.train.compiled_step import Shapes
 from titan.train.config import Config
 from titan.train.runtime_aot import AotRuntime
@@ -247,11 +247,11 @@ def splash_flops(config: Config) -> dict[str, float]:
 
 
 def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
-    state, policy = runtime.state_layouts, sharding_policy(run.config.parallelism)
+    state = runtime.state_layouts
     parameters = [layout for name, layout in state.items() if name.startswith(PARAMS)]
     others = [layout for name, layout in state.items() if not name.startswith(PARAMS)]
     tensors = run.config.model.batch_tensors(run.config.training.sequence_length)
-    batch = batch_layouts(tensors, batch_shapes(run.config), run.mesh, policy)
+    batch = batch_layouts(tensors, batch_shapes(run.config), run.mesh)
     return {
         "parameters": argument_bytes(parameters, run.mesh),
         "optimizer_state": argument_bytes(others, run.mesh),

@@ -78,10 +78,7 @@ def _xla(builder: StepBuilder) -> Step:
 
 
 def _compile(builder: StepBuilder, shapes: Shapes) -> XlaExecutable:
-    layouts = (
-        train_state_layouts(builder.parameters, ONE_DEVICE),
-        batch_layouts(builder.batch, shapes, ONE_DEVICE, POLICY),
-    )
+    layouts = train_state_layouts(builder.parameters, ONE_DEVICE), batch_layouts(builder.batch, shapes, ONE_DEVICE)
     return lower_xla(capture(builder.train_step, *layouts, ONE_DEVICE), jax.devices()[:1]).compile()
 
 

@@ -106,7 +106,7 @@ def initial_state(family: str) -> dict[str, np.ndarray]:
 def captured(family: str, mesh: MeshSpec) -> StepGraph:
     steps = builder(family, mesh)
     shapes = {name: np.shape(array) for name, array in batch().items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh, steps.policy)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))

@@ -18,6 +18,7 @@ from titan.graph.region import region
 from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
+from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
 from titan.train.state import (
@@ -46,6 +47,7 @@ class StepBuilder:
       optimizer: AdamW's settings.
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
+      plans: what splits parameters along further axes.
     """
 
     build_model: Callable[[], nn.Module]
@@ -56,6 +58,7 @@ class StepBuilder:
     optimizer: OptimizerConfig
     max_grad_norm: float
     num_microbatches: int
+    plans: WeightPlans = dataclasses.field(default_factory=dict)
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
@@ -64,7 +67,7 @@ class StepBuilder:
         skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
-        model = simple_fsdp(self.build_model(), mesh, policy)
+        model = simple_fsdp(self.build_model(), mesh, policy, self.plans)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
@@ -86,7 +89,7 @@ class StepBuilder:
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
-        model = simple_fsdp(self.build_model(), mesh, self.policy)
+        model = simple_fsdp(self.build_model(), mesh, self.policy, self.plans)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():

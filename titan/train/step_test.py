@@ -115,7 +115,7 @@ def captured(
 ) -> StepGraph:
     steps = builder(mesh, num_microbatches, max_grad_norm, gather_dtype)
     shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh, steps.policy)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
@@ -198,7 +198,7 @@ def test_every_reduction_of_a_gradient_is_in_reduce_dtype(num_microbatches: int)
     steps = builder(mesh, num_microbatches)
     steps = dataclasses.replace(steps, policy=dataclasses.replace(steps.policy, reduce_dtype=torch.bfloat16))
     shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh, steps.policy)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     reduced = {
         (node.target._opname, node.meta["val"].dtype)

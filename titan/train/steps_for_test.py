@@ -21,7 +21,8 @@ from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.build import graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
-from titan.train.config import Config, OptimizerConfig, ParallelismConfig
+from titan.train.config import Config, OptimizerConfig
+from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
     EXP_AVG,
@@ -193,7 +194,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
         if not (evaluate and name == LEARNING_RATE)
     }
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
-    layouts = state, batch_layouts(steps.batch, shapes, case.mesh, steps.policy)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))
