@@ -1,4 +1,4 @@
-"""The hand-written JAX step, the PyTorch step and Hugging Face's train the same model: same losses over several steps."""
+"""The hand-written JAX step, PyTorch and Hugging Face train the same model: same losses over several steps."""
 
 import dataclasses
 
