@@ -1,13 +1,13 @@
 """The training step and the evaluation step as functions of one rank's tensors.
 
-The loss is the sum of token losses over all ranks and microbatches divided by the number of labelled tokens in all of
-them: gradients are summed over ranks, never averaged, so ranks and microbatches with different numbers of tokens count
-rightly.
+The loss is the sum of token losses over all ranks and microbatches divided by the number of tokens that count (those
+with a label, those of pictures) in all of them: gradients are summed over ranks, never averaged, so ranks and
+microbatches with different numbers of tokens count rightly.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
+from titan.models.family import BatchTensor
 from titan.models.layers.routing_tally import RoutingTally
 from titan.parallel.layout import TensorLayout
 from titan.parallel.module_borders import Borders, place_borders
@@ -25,11 +26,9 @@ from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
 from titan.train.expert_balance import ExpertBalance
 from titan.train.state import (
-    BATCH_TENSORS,
     EXP_AVG,
     EXP_AVG_SQ,
     EXPERT_BIAS,
-    IGNORED_LABEL,
     LEARNING_RATE,
     PARAMS,
     SKIPPED_STEPS,
@@ -46,6 +45,8 @@ class StepBuilder:
     Attributes:
       build_model: makes the model on the meta device; called once for each step built, since simple_fsdp
         changes it in place.
+      batch: the tensors of a batch, in the order in which the model's `loss` takes them.
+      loss_module: name of the model's submodule that computes the loss.
       parameters: the layouts of its parameters.
       policy: how parameters are gathered and gradients reduced.
       optimizer: AdamW's settings.
@@ -57,6 +58,8 @@ class StepBuilder:
     """
 
     build_model: Callable[[], nn.Module]
+    batch: Sequence[BatchTensor]
+    loss_module: str
     parameters: dict[str, TensorLayout]
     policy: ShardingPolicy
     optimizer: OptimizerConfig
@@ -79,7 +82,7 @@ class StepBuilder:
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
             with region("loss"):
-                num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, policy.data_axes)
+                num_tokens = self._sum(self._num_counted(batch), mesh, policy.data_axes)
                 denominator = num_tokens.clamp(min=1).to(torch.float32)
             losses, grads, routing = self._accumulate(model, weights, state.get(EXPERT_BIAS), batch, denominator, mesh)
             with region("loss"):
@@ -96,7 +99,7 @@ class StepBuilder:
             metrics = {**losses, "grad_norm": grad_norm, "num_tokens": num_tokens, **told}
             return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
 
-        return StepFunction(step, model, loss_module="cross_entropy")
+        return StepFunction(step, model, loss_module=self.loss_module)
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
@@ -108,10 +111,10 @@ class StepBuilder:
                 losses = [self._loss(model, weights, bias, microbatch)[0] for microbatch in self._microbatches(batch)]
                 with region("loss"):
                     loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
-                    num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes)
+                    num_tokens = self._sum(self._num_counted(batch), mesh, self.policy.data_axes)
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
-        return StepFunction(step, model, loss_module="cross_entropy")
+        return StepFunction(step, model, loss_module=self.loss_module)
 
     def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
         model = self.build_model()
@@ -136,15 +139,20 @@ class StepBuilder:
             weights[name] = local.requires_grad_(torch.is_grad_enabled())
         return weights
 
+    def _num_counted(self, batch: Tensors) -> torch.Tensor:
+        """The number of tokens on this rank that the loss counts."""
+        (tensor,) = (tensor for tensor in self.batch if tensor.ignored is not None)
+        return (batch[tensor.name] != tensor.ignored).sum()
+
     def _microbatches(self, batch: Tensors) -> Iterable[Tensors]:
         for index in range(self.num_microbatches):
-            yield {name: batch[name][index] for name in BATCH_TENSORS}
+            yield {tensor.name: batch[tensor.name][index] for tensor in self.batch}
 
     def _loss(
         self, model: nn.Module, weights: Tensors, bias: torch.Tensor | None, microbatch: Tensors
     ) -> tuple[torch.Tensor, RoutingTally | None]:
         """This rank's sum of losses, and what the routers did if the model has any."""
-        tensors = tuple(microbatch[name] for name in BATCH_TENSORS)
+        tensors = tuple(microbatch[tensor.name] for tensor in self.batch)
         routing = (self.balance.start(), bias) if self.balance else ()
         result = torch.func.functional_call(
             _LossOf(model), {f"model.{name}": weight for name, weight in weights.items()}, (*tensors, *routing)

@@ -83,6 +83,8 @@ MODELS = {
 }
 """Name to what makes the component tree."""
 
+_BATCH_TENSORS = Llama3Config().batch_tensors(LENGTH)  # of all decoders
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -139,30 +141,29 @@ def _tpu_config(case: Case) -> TpuConfig:
 
 @functools.cache
 def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
-    tree = _components(case.model)
-    build = with_loops(tree, _tpu_config(case)).build
-    stacks = Stacks(stacked_parameters(build()))
-    policy = dataclasses.replace(sharding_policy(ParallelismConfig()), gather_dtype=case.gather_dtype)
     config = dataclasses.replace(
         _MIXTURES.get(case.model, Config()),
         expert_balance=case.balance,
-        parallelism=ParallelismConfig(
-            expert_parallel=case.mesh.size("ep"),
-            tensor_parallel=case.mesh.size("tp"),
-        ),
+        parallelism=ParallelismConfig(expert_parallel=case.mesh.size("ep"), tensor_parallel=case.mesh.size("tp")),
     )
+    tree = components(config) if case.model in _MIXTURES else _components(case.model)
+    build = with_loops(tree, _tpu_config(case)).build
+    stacks = Stacks(stacked_parameters(build()))
+    policy = dataclasses.replace(sharding_policy(ParallelismConfig()), gather_dtype=case.gather_dtype)
     split = model_split(config, build())
     layouts = parameter_layouts(build(), case.mesh, policy, stacks, split.plans)
     steps = StepBuilder(
-        build,
-        layouts,
-        policy,
-        OptimizerConfig(),
-        1.0,
-        case.microbatches,
-        split.plans,
-        split.borders,
-        expert_balance(config),
+        build_model=build,
+        batch=_BATCH_TENSORS,
+        loss_module=Llama3Config.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=case.microbatches,
+        plans=split.plans,
+        borders=split.borders,
+        balance=expert_balance(config),
     )
     return steps, stacks
 
@@ -215,7 +216,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
     }
     state_layouts = eval_state_layouts if evaluate else train_state_layouts
     state = state_layouts(steps.parameters, case.mesh, steps.balance.bias_shape if steps.balance else None)
-    layouts = state, batch_layouts(shapes, case.mesh)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))
