@@ -1,4 +1,4 @@
-"""Runs of the recipe llama3_debug for tests: in processes of their own, and so small that a start takes seconds."""
+"""Runs of a debug recipe for tests: in processes of their own, and so small that a start takes seconds."""
 
 import dataclasses
 import json
@@ -45,15 +45,15 @@ class Ended:
 
 
 class Workplace:
-    """A folder with a corpus, in which runs share the caches of compiled programs, tokens and tokenizers.
+    """A folder with a corpus, in which runs of one recipe share the caches of programs, tokens and tokenizers.
 
     Attributes:
       folder: home of the processes, so that no default path leads elsewhere.
       corpus: JSONL of about 55 rows of 64 tokens, 14 steps of `TINY_FLAGS` an epoch.
     """
 
-    def __init__(self, folder: pathlib.Path):
-        self.folder = folder
+    def __init__(self, folder: pathlib.Path, recipe: str = "llama3_debug"):
+        self.folder, self._recipe = folder, recipe
         self.corpus = folder / "corpus.jsonl"
         draw = random.Random(0)
         words = [f"word{i}" for i in range(100)]
@@ -75,7 +75,7 @@ class Workplace:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "titan.train.recipes.llama3_debug", *defaults, *paths, *flags],
+            [sys.executable, "-m", f"titan.train.recipes.{self._recipe}", *defaults, *paths, *flags],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
