@@ -15,7 +15,6 @@ from titan.train.expert_parallel import _table
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.steps_for_test import Case, Outcome, assert_same, captured, run_xla
 
-EP = MeshSpec(("ep",), (2,))
 FSDP_EP = MeshSpec(("dp_shard", "ep"), (2, 2))
 FSDP_EP8 = MeshSpec(("dp_shard", "ep"), (2, 4))
 HSDP_EP8 = MeshSpec(("dp_replicate", "dp_shard", "ep"), (2, 2, 2))
@@ -37,12 +36,11 @@ def _assert_same(got: Outcome, expected: Outcome) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("qwen3_moe", EP),
         Case("qwen3_moe", FSDP_EP, balance=BALANCED),
         Case("qwen3_moe_grouped", HSDP_EP8, scan=True, memory_policy="full"),
         Case("qwen3_moe", DDP_EP, microbatches=2, scan=True, balance=BALANCED),
     ],
-    ids=["ep2", "fsdp2_ep2", "hsdp4_ep2_grouped_scan", "replicas2_ep2_microbatches_scan"],
+    ids=["fsdp2_ep2", "hsdp4_ep2_grouped_scan", "replicas2_ep2_microbatches_scan"],
 )
 def test_equals_one_device(case):
     one = Case("qwen3_moe", microbatches=case.microbatches, balance=case.balance)
