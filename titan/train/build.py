@@ -89,14 +89,16 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
-        build_model,
-        parameters,
-        policy,
-        config.optimizer,
-        config.training.max_grad_norm,
-        config.training.microbatches,
-        split.plans,
-        split.borders,
+        build_model=build_model,
+        batch=config.model.batch_tensors(config.training.sequence_length),
+        loss_module=config.model.loss_module,
+        parameters=parameters,
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=config.training.max_grad_norm,
+        num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
@@ -155,7 +157,8 @@ def _compile(
 ) -> Executable:
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step)
-    batch = batch_layouts(_global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
+    tensors = config.model.batch_tensors(config.training.sequence_length)
+    batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     captured_at = time.perf_counter()

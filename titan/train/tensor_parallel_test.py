@@ -117,9 +117,17 @@ def steps_of(config: Config) -> tuple[StepBuilder, Stacks]:
     model = build()
     stacks, split = Stacks(stacked_parameters(model)), model_split(config, model)
     layouts = parameter_layouts(model, mesh, policy, stacks, split.plans)
-    training = config.training
     steps = StepBuilder(
-        build, layouts, policy, config.optimizer, 1.0, training.microbatches, split.plans, split.borders
+        build_model=build,
+        batch=config.model.batch_tensors(LENGTH),
+        loss_module=config.model.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=1.0,
+        num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     return steps, stacks
 
@@ -128,7 +136,7 @@ def captured(config: Config) -> StepGraph:
     steps, _ = steps_of(config)
     mesh = mesh_spec(config.parallelism)
     shapes = {name: np.shape(array) for name, array in batch(config.training.microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
