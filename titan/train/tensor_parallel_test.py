@@ -1,5 +1,6 @@
 """Tensor parallelism in training: every family split over devices, alone and with FSDP and HSDP, equals one device."""
 
+import collections
 import dataclasses
 import functools
 import os
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from titan.core.config.validate import ConfigError
+from titan.core.data.config import TokenizerConfig
 from titan.core.init import Normal, Zeros, init_plan, sample
 from titan.graph.capture import capture
 from titan.graph.passes.pipeline import run_passes
@@ -218,3 +220,78 @@ CASES = {
 def test_devices_that_share_the_work_equal_one(case):
     model, options = CASES[case]
     assert_same(run_xla(config_of(model, **options)), run_xla(config_of(model)))
+
+
+@pytest.mark.parametrize("model", ["llama3", "muse_glimmer", "qwen3_moe"])
+def test_each_block_gathers_once_and_scatters_once(model):
+    graph = captured(config_of(model, tensor_parallel=2))
+    counts = collections.Counter(
+        (node.meta["region"], node.meta["module_fqn"], node.target.__name__.split(".")[0])
+        for node in graph.module.graph.nodes
+        if node.op == "call_function" and "_c10d_functional" in str(node.target) and "tp" in node.args
+    )
+    blocks = [f"layers.{index}.{block}" for index in range(2) for block in ("attention", "feed_forward")]
+    gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
+    # The backward of each is the other.
+    expected = {
+        (region, block, op): 1 for region in ("forward", "backward") for block in blocks for op in (gather, scatter)
+    }
+    expected[("forward", "embedding", scatter)] = expected[("backward", "embedding", gather)] = 1
+    expected[("loss", "cross_entropy", gather)] = expected[("backward", "cross_entropy", scatter)] = 1
+    expected[("loss", "cross_entropy", "all_reduce")] = 2
+    activations = {key: count for key, count in counts.items() if key[1] in (*blocks, "embedding", "cross_entropy")}
+    assert activations == expected
+    # The rest are sums of gradients of whole weights, and of the squares of the gradients' norm.
+    assert {op for region, module, op in set(counts) - set(activations)} == {"all_reduce"}
+
+
+@pytest.mark.parametrize(
+    "model, changes, message",
+    [
+        ("llama3", {"tensor_parallel": 8}, "--parallelism.tensor_parallel: 8 does not divide model.num_kv_heads=4; "),
+        ("muse_glimmer", {"tensor_parallel": 3}, "--parallelism.tensor_parallel: 3 does not divide model.num_kv_heads"),
+        (
+            "qwen3_moe",
+            {"tensor_parallel": 2, "expert_ffn_dim": 25},
+            "--parallelism.tensor_parallel: 2 does not divide model.expert_ffn_dim=25; give a divisor of it",
+        ),
+        (
+            "qwen3_tied",
+            {"tensor_parallel": 2, "vocab_size": 121},
+            "--parallelism.tensor_parallel: 2 does not divide model.vocab_size=121; give a divisor of it",
+        ),
+        (
+            "llama3",
+            {"tensor_parallel": 2, "sequence_length": 15},
+            "--training.sequence_length: 15 tokens cannot be split over tensor_parallel=2; give a multiple of 2, or "
+            "--parallelism.sequence_parallel=false",
+        ),
+        (
+            "llama3",
+            {"tensor_parallel": 4, "context_parallel": 2, "sequence_length": 20},
+            "--training.sequence_length: 20 tokens cannot be split over tensor_parallel=4 x context_parallel=2; give a "
+            "multiple of 8, ",
+        ),
+        (
+            "llama3",
+            {"tensor_parallel": 2, "gradients": "forward"},
+            "--fused_linear_cross_entropy.gradients: forward needs the logits of the whole vocabulary at once, which ",
+        ),
+    ],
+)
+def test_what_cannot_be_split_is_refused(model, changes, message):
+    changes = dict(changes)
+    sizes = {name: changes.pop(name) for name in ("expert_ffn_dim", "vocab_size") if name in changes}
+    length, gradients = changes.pop("sequence_length", LENGTH), changes.pop("gradients", "backward")
+    config = Config(
+        model=dataclasses.replace(MODELS[model], **sizes),
+        parallelism=ParallelismConfig(**changes),
+        training=TrainingConfig(sequence_length=length),
+        fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True, gradients=gradients),
+        tokenizer=TokenizerConfig(vocab_size=100),
+    )
+    with pytest.raises(ConfigError) as error:
+        config.validate()
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)
+    # A split of the model alone is what is wrong.
+    dataclasses.replace(config, parallelism=ParallelismConfig()).validate()
