@@ -32,11 +32,12 @@ from titan.train.state import (
     PARAMS,
     PER_PARAMETER,
     batch_layouts,
+    eval_state_layouts,
     parameter_layouts,
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig
+from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 from titan.train.swaps.scan_layers import stacked_parameters
 
 NUM_DEVICES = 8
@@ -46,7 +47,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
-from titan.graph.executors.xla import abstract_arrays, jax_mesh, lower_xla  # noqa: E402
+from titan.graph.executors.xla import XlaExecutable, abstract_arrays, jax_mesh, lower_xla  # noqa: E402
 
 _SIZES = {"vocab_size": 120, "dim": 32, "num_layers": 2, "num_heads": 8, "num_kv_heads": 4, "head_dim": 8}
 MODELS = {
@@ -66,7 +67,15 @@ _FAST_COMPILE = {
 }
 
 
-def config_of(model: str, *, scan: bool = False, fused: str = "", policy: str = "none", **parallelism: Any) -> Config:
+def config_of(
+    model: str,
+    *,
+    scan: bool = False,
+    fused: str = "",
+    kernels: bool = False,
+    policy: str = "none",
+    **parallelism: Any,
+) -> Config:
     microbatches = parallelism.pop("microbatches", 1)
     config = Config(
         model=MODELS[model],
@@ -77,6 +86,9 @@ def config_of(model: str, *, scan: bool = False, fused: str = "", policy: str = 
         tpu_config=TpuConfig(use_scan_layers=scan),
         compile=CompileConfig(memory_policy=policy),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=bool(fused), implementation=fused or "auto"),
+        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=kernels),
+        rope_kernel=RopeKernelConfig(enable=kernels),
+        use_grouped_mm=kernels and hasattr(MODELS[model], "num_experts"),
     )
     config.parallelism.validate()
     config.model.validate()
@@ -134,14 +146,18 @@ def steps_of(config: Config) -> tuple[StepBuilder, Stacks]:
     return steps, stacks
 
 
-def captured(config: Config) -> StepGraph:
+def captured(config: Config, *, evaluate: bool = False) -> StepGraph:
     steps, _ = steps_of(config)
     mesh = mesh_spec(config.parallelism)
     shapes = {name: np.shape(array) for name, array in batch(config.training.microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
-    graph = capture(steps.train_step, *layouts, mesh)
+    if evaluate:
+        del shapes[LEARNING_RATE]
+    state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, mesh)
+    layouts = state, batch_layouts(steps.batch, shapes, mesh)
+    step = steps.eval_step if evaluate else steps.train_step
+    graph = capture(step, *layouts, mesh)
     if mesh.num_devices > 1:
-        check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
+        check_spmd(graph, capture(step, *layouts, mesh, rank=mesh.num_devices - 1))
     return run_passes(graph, graph_passes(config))[0]
 
 
@@ -154,11 +170,10 @@ class Outcome:
     parameters: dict[str, np.ndarray]
 
 
-@functools.cache
-def run_xla(config: Config) -> Outcome:
-    graph, (_, stacks) = captured(config), steps_of(config)
+def started(config: Config, graph: StepGraph) -> tuple[XlaExecutable, dict[str, jax.Array], dict[str, jax.Array]]:
+    """The compiled step, its first state, and the batch."""
     executable = lower_xla(graph, jax.devices(), compiler_options=_FAST_COMPILE).compile()
-    mesh = mesh_spec(config.parallelism)
+    mesh, (_, stacks) = mesh_spec(config.parallelism), steps_of(config)
     abstract = abstract_arrays(graph.state, mesh, jax_mesh(mesh, jax.devices()))
     initial = {
         name: np.zeros(layout.shape, str(layout.dtype).removeprefix("torch.")) for name, layout in graph.state.items()
@@ -167,7 +182,18 @@ def run_xla(config: Config) -> Outcome:
     names = [name for name in initial if name.startswith(PARAMS)]
     initial |= stacks.in_state(PER_PARAMETER).stacked(by_layer, names, np.stack)
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()}
-    arrays = executable.place(batch(config.training.microbatches))
+    return executable, state, executable.place(batch(config.training.microbatches))
+
+
+def evaluated(config: Config) -> dict[str, float]:
+    executable, state, arrays = started(config, captured(config, evaluate=True))
+    return {name: float(value) for name, value in executable(state, arrays)[1].items()}
+
+
+@functools.cache
+def run_xla(config: Config) -> Outcome:
+    executable, state, arrays = started(config, captured(config))
+    _, stacks = steps_of(config)
 
     def layers(kind: str) -> dict[str, np.ndarray]:
         kept = {name: np.asarray(array) for name, array in state.items() if name.startswith(kind)}
@@ -199,9 +225,15 @@ CASES = {
     "llama3_tp4_whole_tokens": ("llama3", {"tensor_parallel": 4, "sequence_parallel": False}),
     "llama3_fsdp2_tp2_scan": ("llama3", {"data_parallel_shard": 2, "tensor_parallel": 2, "scan": True}),
     "tied_fsdp2_tp2": ("qwen3_tied", {"data_parallel_shard": 2, "tensor_parallel": 2}),
-    "tied_fsdp2_tp4_fused": ("qwen3_tied", {"data_parallel_shard": 2, "tensor_parallel": 4, "fused": "xla"}),
+    "tied_fsdp2_tp4_kernels": (
+        "qwen3_tied",
+        {"data_parallel_shard": 2, "tensor_parallel": 4, "fused": "xla", "kernels": True},
+    ),
     "moe_fsdp2_tp2": ("qwen3_moe", {"data_parallel_shard": 2, "tensor_parallel": 2}),
-    "moe_tp4_whole_tokens": ("qwen3_moe", {"tensor_parallel": 4, "sequence_parallel": False, "scan": True}),
+    "moe_tp4_whole_tokens_kernels": (
+        "qwen3_moe",
+        {"tensor_parallel": 4, "sequence_parallel": False, "scan": True, "kernels": True},
+    ),
     "muse_fsdp2_tp2": ("muse_glimmer", {"data_parallel_shard": 2, "tensor_parallel": 2, "policy": "full"}),
     "muse_hsdp4_tp2_microbatches_fused": (
         "muse_glimmer",
@@ -222,7 +254,12 @@ def test_devices_that_share_the_work_equal_one(case):
     assert_same(run_xla(config_of(model, **options)), run_xla(config_of(model)))
 
 
-@pytest.mark.parametrize("model", ["llama3", "muse_glimmer", "qwen3_moe"])
+def test_an_evaluation_equals_that_of_one_device():
+    split = evaluated(config_of("muse_glimmer", data_parallel_shard=2, tensor_parallel=2))
+    assert split == pytest.approx(evaluated(config_of("muse_glimmer")), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("model", ["muse_glimmer", "qwen3_moe"])
 def test_each_block_gathers_once_and_scatters_once(model):
     graph = captured(config_of(model, tensor_parallel=2))
     counts = collections.Counter(
