@@ -35,9 +35,9 @@ class ExpertBalance:
         """That of the bias in the state; None where there is none."""
         return (self.num_mixtures, self.num_experts) if self.config.bias else None
 
-    def start(self) -> RoutingTally:
+    def start(self, device: torch.device | None = None) -> RoutingTally:
         """The tally that a microbatch begins with."""
-        return RoutingTally.start(self.num_mixtures, self.num_experts)
+        return RoutingTally.start(self.num_mixtures, self.num_experts, device)
 
     def auxiliary_loss(self, probabilities_X: Tensor, chosen_LX: Tensor) -> Tensor:
         """This device's summand of the auxiliary loss of a microbatch, which is the sum over devices.

@@ -38,9 +38,10 @@ def _assert_same(got: Outcome, expected: Outcome) -> None:
     [
         Case("qwen3_moe", FSDP_EP, balance=BALANCED),
         Case("qwen3_moe_grouped", HSDP_EP8, scan=True, memory_policy="full"),
+        Case("qwen3_moe_grouped", FSDP_EP, split=True, memory_policy="offload"),
         Case("qwen3_moe", DDP_EP, microbatches=2, scan=True, balance=BALANCED),
     ],
-    ids=["fsdp2_ep2", "hsdp4_ep2_grouped_scan", "replicas2_ep2_microbatches_scan"],
+    ids=["fsdp2_ep2", "hsdp4_ep2_grouped_scan", "fsdp2_ep2_split_offload", "replicas2_ep2_microbatches_scan"],
 )
 def test_equals_one_device(case):
     one = Case("qwen3_moe", microbatches=case.microbatches, balance=case.balance)

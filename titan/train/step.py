@@ -153,7 +153,7 @@ class StepBuilder:
     ) -> tuple[torch.Tensor, RoutingTally | None]:
         """This rank's sum of losses, and what the routers did if the model has any."""
         tensors = tuple(microbatch[tensor.name] for tensor in self.batch)
-        routing = (self.balance.start(), bias) if self.balance else ()
+        routing = (self.balance.start(tensors[0].device), bias) if self.balance else ()
         result = torch.func.functional_call(
             _LossOf(model), {f"model.{name}": weight for name, weight in weights.items()}, (*tensors, *routing)
         )

@@ -31,14 +31,14 @@ class RoutingTally(NamedTuple):
     probabilities_X: Tensor
 
     @classmethod
-    def start(cls, num_mixtures: int, num_experts: int) -> "RoutingTally":
-        """All zero, on the current default device."""
+    def start(cls, num_mixtures: int, num_experts: int, device: torch.device | None = None) -> "RoutingTally":
+        """All zero; the device is the current default one if none is given."""
         return cls(
-            mixture=torch.zeros((), dtype=torch.int32),
-            chosen_LX=torch.zeros(num_mixtures, num_experts, dtype=torch.int32),
-            dropped=torch.zeros((), dtype=torch.int32),
-            entropy=torch.zeros((), dtype=torch.float32),
-            probabilities_X=torch.zeros(num_experts, dtype=torch.float32),
+            mixture=torch.zeros((), dtype=torch.int32, device=device),
+            chosen_LX=torch.zeros(num_mixtures, num_experts, dtype=torch.int32, device=device),
+            dropped=torch.zeros((), dtype=torch.int32, device=device),
+            entropy=torch.zeros((), dtype=torch.float32, device=device),
+            probabilities_X=torch.zeros(num_experts, dtype=torch.float32, device=device),
         )
 
     def row(self, table_LX: Tensor) -> Tensor:
