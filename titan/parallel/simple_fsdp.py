@@ -1,20 +1,24 @@
 """SimpleFSDP: data parallelism as a parametrisation of a module's weights by DTensors.
 
-A weight is stored as a DTensor, sharded along one mesh axis and replicated along another; reading it gives the full
+A weight is stored as a DTensor, sharded along some mesh axes and replicated along another; reading it gives the full
 weight as a plain tensor (an all-gather), and the backward of that read turns each device's partial gradient into the
 gradient of its shard (a reduce-scatter, then an all-reduce over replicas). The module's own code never sees a mesh.
-FSDP, HSDP and DDP are the same code on a mesh with the shard axis, with both axes, or with the replicate axis alone.
+FSDP, HSDP and DDP are the same code on a mesh with shard axes, with both kinds, or with the replicate axis alone.
 The idea is that of SimpleFSDP (https://arxiv.org/abs/2411.00284).
 
-A dim that the shard axis does not divide is never padded: padding would give ranks different local shapes, and one SPMD
-program could not serve them all. `fsdp_placements` takes the first dim that the axis divides, and replicates a weight
+Tensor and expert parallelism split weights along further axes. What they ask of a weight is a `WeightPlan`; the module
+then sees its device's slice.
+
+A dim that the shard axes do not divide is never padded: padding would give ranks different local shapes, and one SPMD
+program could not serve them all. `fsdp_placements` takes the first dim that the axes divide, and replicates a weight
 that has none.
 """
 
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import nn
@@ -24,6 +28,7 @@ from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.fx import traceback as fx_traceback
 
 from titan.parallel.mesh import MeshSpec
+from titan.parallel.weight_plan import WeightPlan, WeightPlans
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +36,8 @@ class ShardingPolicy:
     """How a weight is gathered and its gradient reduced.
 
     Attributes:
-      shard_axis: the mesh axis along which weights are sharded; absent from the mesh means not sharded (DDP).
+      shard_axes: the mesh axes along which weights are sharded, outermost first; none in the mesh means not sharded
+        (DDP).
       replicate_axis: the mesh axis along which weights are replicated; absent from the mesh means one replica (FSDP).
       gather_dtype: the dtype in which a weight is gathered and used; None keeps the weight's own.
       reduce_dtype: the dtype in which gradients are reduced; None keeps the gradient's own.
@@ -41,10 +47,10 @@ class ShardingPolicy:
         calls `reduce_replicas` once, instead of paying one all-reduce a microbatch.
 
     Raises:
-      ValueError: the two axes are one.
+      ValueError: the replicate axis is among the shard axes.
     """
 
-    shard_axis: str = "dp_shard"
+    shard_axes: tuple[str, ...] = ("dp_shard",)
     replicate_axis: str = "dp_replicate"
     gather_dtype: torch.dtype | None = None
     reduce_dtype: torch.dtype | None = None
@@ -52,42 +58,54 @@ class ShardingPolicy:
     defer_replicas: bool = False
 
     def __post_init__(self) -> None:
-        if self.shard_axis == self.replicate_axis:
-            raise ValueError(f"weights are either sharded or replicated along axis {self.shard_axis}, not both")
+        if self.replicate_axis in self.shard_axes:
+            raise ValueError(f"weights are either sharded or replicated along axis {self.replicate_axis}, not both")
 
     @property
-    def data_axes(self) -> tuple[str, str]:
-        """The axes over which gradients are summed, in that order: the first sum leaves a smaller tensor."""
-        return (self.shard_axis, self.replicate_axis)
+    def data_axes(self) -> tuple[str, ...]:
+        """The axes over which gradients are summed, in that order: the first sums leave a smaller tensor."""
+        return (*self.shard_axes, self.replicate_axis)
 
 
-def fsdp_placements(shape: tuple[int, ...], mesh: MeshSpec, policy: ShardingPolicy) -> tuple[Placement, ...]:
-    """The placements of a weight: sharded on the first dim that the shard axis divides, else replicated.
+def fsdp_placements(
+    shape: tuple[int, ...], mesh: MeshSpec, policy: ShardingPolicy, plan: WeightPlan = WeightPlan()
+) -> tuple[Placement, ...]:
+    """The placements of a weight: sharded on the first dim that the shard axes divide, else replicated.
+
+    A dim that the plan splits is no dim for the shard axes, nor is an axis of the plan's a shard axis of this weight.
 
     Args:
       shape: the weight's global shape.
-      mesh: the mesh; axes other than the policy's shard axis replicate.
-      policy: names the shard axis.
+      mesh: the mesh; axes that are neither the policy's shard axes nor the plan's replicate.
+      policy: names the shard axes.
+      plan: what splits the weight besides.
+
+    Raises:
+      ValueError: an axis of the plan's does not divide the dim that it splits.
     """
-    size = mesh.size(policy.shard_axis)
-    dim = next((i for i, length in enumerate(shape) if length > 0 and length % size == 0), None)
-    return tuple(
-        Shard(dim) if name == policy.shard_axis and dim is not None else Replicate() for name in mesh.axis_names
-    )
+    for axis, dim in plan.shards.items():
+        if shape[dim] % mesh.size(axis):
+            raise ValueError(f"{axis}={mesh.size(axis)} does not divide dim {dim} of a weight of shape {shape}")
+    axes = [axis for axis in policy.shard_axes if axis not in plan.shards]
+    size = math.prod(map(mesh.size, axes))
+    free = [dim for dim in range(len(shape)) if dim not in plan.shards.values()]
+    shard = next((dim for dim in free if shape[dim] > 0 and shape[dim] % size == 0), None)
+    dims = {**(dict.fromkeys(axes, shard) if shard is not None else {}), **plan.shards}
+    return tuple(Shard(dims[name]) if name in dims else Replicate() for name in mesh.axis_names)
 
 
 class _ReadWeight(torch.autograd.Function):
     """Full weight from its shard; gradient of the shard from the partial gradient of the full weight."""
 
     @staticmethod
-    def forward(ctx, weight: DTensor, policy: ShardingPolicy) -> torch.Tensor:
+    def forward(ctx, weight: DTensor, policy: ShardingPolicy, plan: WeightPlan) -> torch.Tensor:
         ctx.weight_dtype = weight.dtype
         ctx.mesh = weight.device_mesh
         ctx.placements = weight.placements
         ctx.shape, ctx.stride = weight.shape, weight.stride()
-        ctx.policy = policy
+        ctx.policy, ctx.plan = policy, plan
         replicated = [
-            Replicate() if name in policy.data_axes else placement
+            placement if name in plan.shards else Replicate()
             for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
         ]
         with _in_capture_as_gather():
@@ -100,23 +118,25 @@ class _ReadWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: torch.Tensor):
-        policy, mesh = ctx.policy, ctx.mesh
+        policy, plan, mesh = ctx.policy, ctx.plan, ctx.mesh
+        summed = [
+            name for name in (*policy.shard_axes, *plan.partial, policy.replicate_axis) if name not in plan.shards
+        ]
         placements = [
-            Partial() if name in policy.data_axes else placement
-            for name, placement in zip(mesh.mesh_dim_names, ctx.placements)
+            Partial() if name in summed else placement for name, placement in zip(mesh.mesh_dim_names, ctx.placements)
         ]
         if policy.reduce_dtype is not None:
             grad = grad.to(policy.reduce_dtype)
         reduced = DTensor.from_local(
             grad.contiguous(), mesh, placements, run_check=False, shape=ctx.shape, stride=ctx.stride
         )
-        for name in policy.data_axes:
+        for name in summed:
             if name not in mesh.mesh_dim_names or (name == policy.replicate_axis and policy.defer_replicas):
                 continue
             placements[mesh.mesh_dim_names.index(name)] = ctx.placements[mesh.mesh_dim_names.index(name)]
             reduced = reduced.redistribute(placements=placements)
         reduced = reduced.to(ctx.weight_dtype)
-        return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None
+        return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None, None
 
 
 def _in_capture_as_gather() -> contextlib.AbstractContextManager:
@@ -128,7 +148,7 @@ def _in_capture_as_gather() -> contextlib.AbstractContextManager:
 
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
     sizes = dict(zip(mesh.mesh_dim_names, mesh.shape))
-    return sizes.get(policy.shard_axis, 1) * sizes.get(policy.replicate_axis, 1)
+    return math.prod(sizes.get(axis, 1) for axis in policy.data_axes)
 
 
 def reduce_replicas(grad: DTensor) -> DTensor:
@@ -145,7 +165,7 @@ def _weight_property(name: str) -> property:
     def read(self: nn.Module) -> torch.Tensor | None:
         weight, policy = self._parameters[name], self.__dict__[_POLICY]
         if isinstance(weight, DTensor):
-            return _ReadWeight.apply(weight, policy)
+            return _ReadWeight.apply(weight, policy, self.__dict__[_PLANS].get(name, WeightPlan()))
         # One device, or a plain tensor put in the weight's place, by torch.func.functional_call for one.
         return weight if weight is None or policy.gather_dtype is None else weight.to(policy.gather_dtype)
 
@@ -153,6 +173,7 @@ def _weight_property(name: str) -> property:
 
 
 _POLICY = "_simple_fsdp_policy"
+_PLANS = "_simple_fsdp_plans"
 
 
 @functools.cache
@@ -163,7 +184,12 @@ def _parametrised(base: type[nn.Module], names: tuple[str, ...]) -> type[nn.Modu
     return type(base.__name__, (base,), {"__module__": base.__module__, **members})
 
 
-def simple_fsdp(module: nn.Module, mesh: DeviceMesh | None, policy: ShardingPolicy | None = None) -> nn.Module:
+def simple_fsdp(
+    module: nn.Module,
+    mesh: DeviceMesh | None,
+    policy: ShardingPolicy | None = None,
+    plans: WeightPlans | None = None,
+) -> nn.Module:
     """Parametrises every weight of `module`, in place, and returns it.
 
     State-dict keys stay the module's own; on a mesh the values become DTensors. Weights on the meta device stay there.
@@ -175,47 +201,68 @@ def simple_fsdp(module: nn.Module, mesh: DeviceMesh | None, policy: ShardingPoli
       mesh: a DeviceMesh with named axes. None is one device: weights stay plain tensors and, as on a mesh, are used in
         the policy's `gather_dtype`, so that the precision does not depend on the number of devices.
       policy: axes and dtypes; the default shards along `dp_shard` and replicates along `dp_replicate`.
+      plans: what splits weights along further axes, by name in `module`; the module's code must suit the slices.
 
     Raises:
-      ValueError: the mesh has no axis names or neither of the policy's axes, or the module, or a part of it, is
-        parametrised already. The module is then as it was.
+      ValueError: the mesh has no axis names or none of the policy's or the plans' axes, a plan names no weight or does
+        not suit its weight, or the module, or a part of it, is parametrised already. The module is then as it was.
     """
-    policy = policy or ShardingPolicy()
+    policy, plans = policy or ShardingPolicy(), plans or {}
     if mesh is not None:
-        _check_axes(mesh, policy)
+        _check_axes(mesh, policy, plans)
     submodules = {name: submodule for name, submodule in module.named_modules() if _weight_names(submodule)}
     for name, submodule in submodules.items():
         if _POLICY in submodule.__dict__:
             raise ValueError(f"module {name or type(submodule).__name__} is parametrised by simple_fsdp already")
+    by_module = {name: _plans_of(name, submodule, plans) for name, submodule in submodules.items()}
+    if unknown := set(plans) - {_join(name, weight) for name, own in by_module.items() for weight in own}:
+        raise ValueError(f"there is no weight {sorted(unknown)[0]} to follow its plan")
     if mesh is not None:
-        _distribute(submodules.values(), mesh, policy)
-    for submodule in submodules.values():
+        _distribute([(submodule, by_module[name]) for name, submodule in submodules.items()], mesh, policy)
+    for name, submodule in submodules.items():
         submodule.__class__ = _parametrised(type(submodule), _weight_names(submodule))
         submodule.__dict__[_POLICY] = policy
+        submodule.__dict__[_PLANS] = by_module[name]
     return module
 
 
-def _check_axes(mesh: DeviceMesh, policy: ShardingPolicy) -> None:
+def _join(module_name: str, weight_name: str) -> str:
+    return f"{module_name}.{weight_name}" if module_name else weight_name
+
+
+def _plans_of(module_name: str, submodule: nn.Module, plans: WeightPlans) -> dict[str, WeightPlan]:
+    """The plans of a module's own weights, by their names in it."""
+    names = {name: _join(module_name, name) for name in _weight_names(submodule)}
+    return {name: plans[fqn] for name, fqn in names.items() if fqn in plans}
+
+
+def _check_axes(mesh: DeviceMesh, policy: ShardingPolicy, plans: WeightPlans) -> None:
     if mesh.mesh_dim_names is None:
         raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
-    if not set(policy.data_axes) & set(mesh.mesh_dim_names):
+    planned = {axis for plan in plans.values() for axis in plan.shards}
+    if not {*policy.data_axes, *planned} & set(mesh.mesh_dim_names):
         raise ValueError(
-            f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, neither of the policy's "
-            f"{' and '.join(policy.data_axes)}: gradients would not be reduced"
+            f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, none of the policy's "
+            f"{', '.join(policy.data_axes)}: gradients would not be reduced"
         )
 
 
-def _distribute(submodules: Iterable[nn.Module], mesh: DeviceMesh, policy: ShardingPolicy) -> None:
-    """Puts a DTensor in the place of each weight; a weight that submodules share stays one."""
+def _distribute(
+    submodules: Iterable[tuple[nn.Module, Mapping[str, WeightPlan]]], mesh: DeviceMesh, policy: ShardingPolicy
+) -> None:
+    """Puts a DTensor in the place of each weight; a weight that submodules share stays one, with the first's plan."""
     spec = MeshSpec(tuple(mesh.mesh_dim_names), tuple(mesh.shape))
     shared: dict[torch.Tensor, nn.Parameter] = {}
-    for submodule in submodules:
+    placed: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for submodule, plans in submodules:
         for name in _weight_names(submodule):
             weight = submodule._parameters[name]
             if weight not in shared:
-                placements = fsdp_placements(tuple(weight.shape), spec, policy)
+                placements = fsdp_placements(tuple(weight.shape), spec, policy, plans.get(name, WeightPlan()))
                 shared[weight] = nn.Parameter(_shard(weight.detach(), mesh, placements), weight.requires_grad)
-            submodule._parameters[name] = shared[weight]
+            placed.append((submodule, name, shared[weight]))
+    for submodule, name, weight in placed:
+        submodule._parameters[name] = weight
 
 
 def _weight_names(submodule: nn.Module) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from titan.parallel.axis_index import axis_index
 from titan.parallel.mesh import MeshSpec, fake_world
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements, reduce_replicas, simple_fsdp
+from titan.parallel.weight_plan import WeightPlan
 
 FSDP, DDP, HSDP = ("dp_shard",), ("dp_replicate",), ("dp_replicate", "dp_shard")
 
@@ -209,6 +210,47 @@ def _deferred_replicas() -> None:
         assert reduce_replicas(grad) is grad
 
 
+class _Halves(nn.Module):
+    """A feed-forward whose code suits a slice of it: the sum of all slices' results is the whole's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.scale = _Scale((8,))
+        self.up = nn.Linear(8, 12, bias=False)
+        self.down = nn.Linear(12, 8, bias=False)
+
+    def forward(self, x_BD: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(self.scale(x_BD)).tanh())
+
+
+def _plans_split_weights_along_further_axes() -> None:
+    x_BD, weight_BD = torch.rand(4, 8), torch.rand(4, 8)
+    reference = _Halves()
+    (reference(x_BD) * weight_BD).sum().backward()
+    mesh = MeshSpec(("dp_shard", "tp"), (2, 2)).device_mesh("cpu")
+    plans = {
+        "scale.weight": WeightPlan(partial=("tp",)),
+        "up.weight": WeightPlan({"tp": 0}),
+        "down.weight": WeightPlan({"tp": 1}),
+    }
+    model = simple_fsdp(_Halves(), mesh, plans=plans)
+    rows = slice(mesh.get_local_rank("dp_shard"), None, 2)
+    # A sum over `tp` of results is one of losses, these being linear in them, so that no collective is needed here.
+    (model(x_BD[rows]) * weight_BD[rows]).sum().backward()
+    assert model.up._parameters["weight"].placements == (Shard(1), Shard(0))
+    assert model.up.weight.shape == (6, 8) and model.down.weight.shape == (8, 6)
+    _assert_grads(model, {name: weight.grad for name, weight in reference.named_parameters()})
+
+
+def _two_shard_axes_are_one_of_their_product() -> None:
+    mesh = MeshSpec(("dp_shard", "cp"), (2, 2)).device_mesh("cpu")
+    model = simple_fsdp(_Model(), mesh, ShardingPolicy(shard_axes=("dp_shard", "cp")))
+    _backward(model)
+    assert model.embedding._parameters["weight"].placements == (Shard(0), Shard(0))
+    _assert_grads(model, _reference()[1])
+
+
 def _policies_are_per_instance() -> None:
     first, second = _Scale((8,)), _Scale((8,))
     simple_fsdp(first, _mesh(FSDP), ShardingPolicy(gather_dtype=torch.bfloat16, average=True))
@@ -298,6 +340,8 @@ _CHECKS: dict[int, dict[str, Callable[[], None]]] = {
                 _dtypes,
                 _hsdp_reduces_in_order,
                 _deferred_replicas,
+                _plans_split_weights_along_further_axes,
+                _two_shard_axes_are_one_of_their_product,
                 _policies_are_per_instance,
                 _state_dict_round_trip,
                 _reads_leave_the_weight_alone,
@@ -358,11 +402,23 @@ def test_a_mesh_must_have_one_of_the_policys_axes() -> None:
     with fake_world(_FOUR), pytest.raises(ValueError, match="mesh_dim_names"):
         simple_fsdp(nn.Linear(4, 4), DeviceMesh("cpu", list(range(4))))
     with fake_world(MeshSpec(("data",), (4,))) as mesh:
-        with pytest.raises(ValueError, match="axes data, neither of the policy's dp_shard and dp_replicate"):
+        with pytest.raises(ValueError, match="axes data, none of the policy's dp_shard, dp_replicate"):
             simple_fsdp(nn.Linear(4, 4), mesh)
-        simple_fsdp(nn.Linear(4, 4), mesh, ShardingPolicy(shard_axis="data"))
+        simple_fsdp(nn.Linear(4, 4), mesh, ShardingPolicy(shard_axes=("data",)))
     with pytest.raises(ValueError, match="not both"):
-        ShardingPolicy(shard_axis="data", replicate_axis="data")
+        ShardingPolicy(shard_axes=("data",), replicate_axis="data")
+
+
+def test_a_plan_must_suit_the_weights() -> None:
+    with fake_world(_FOUR) as mesh:
+        layer = nn.Linear(4, 6)
+        with pytest.raises(ValueError, match="no weight wait to follow its plan"):
+            simple_fsdp(layer, mesh, plans={"wait": WeightPlan({"dp_shard": 0})})
+        with pytest.raises(ValueError, match=r"dp_shard=4 does not divide dim 0 of a weight of shape \(6, 4\)"):
+            simple_fsdp(layer, mesh, plans={"weight": WeightPlan({"dp_shard": 0})})
+        assert type(layer) is nn.Linear and not isinstance(layer.weight, DTensor)
+    with pytest.raises(ValueError, match="axis tp splits"):
+        WeightPlan({"tp": 0}, partial=("tp",))
 
 
 def test_one_device_needs_no_mesh_and_has_the_policys_precision() -> None:
@@ -401,6 +457,14 @@ def test_the_first_dim_that_the_axis_divides_is_sharded() -> None:
     assert fsdp_placements((0, 4), hsdp, policy) == (Replicate(), Shard(1))
     assert fsdp_placements((), hsdp, policy) == (Replicate(), Replicate())
     assert fsdp_placements((8,), MeshSpec(DDP, (4,)), policy) == (Replicate(),)
+
+
+def test_several_shard_axes_share_a_dim_that_no_plan_takes() -> None:
+    mesh, policy = MeshSpec(("dp_shard", "ep", "tp"), (2, 2, 2)), ShardingPolicy(shard_axes=("dp_shard", "ep"))
+    assert fsdp_placements((6, 4), mesh, policy) == (Shard(1), Shard(1), Replicate())
+    assert fsdp_placements((8, 4), mesh, policy, WeightPlan({"tp": 0})) == (Shard(1), Shard(1), Shard(0))
+    assert fsdp_placements((4, 3, 2), mesh, policy, WeightPlan({"ep": 0})) == (Shard(2), Shard(0), Replicate())
+    assert fsdp_placements((4,), mesh, policy, WeightPlan({"tp": 0})) == (Replicate(), Replicate(), Shard(0))
 
 
 def test_the_module_that_is_parametrised_keeps_its_looks() -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.rewrite import rewrite
@@ -23,11 +22,11 @@ from titan.graph.passes.pipeline import Pass, run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
-from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.compile_config import TpuConfig
 from titan.train.compiled_step import CompiledStep, Executable, Shapes
-from titan.train.config import Config, ParallelismConfig
+from titan.train.config import Config
 from titan.train.hf_weights import check_hf, read_hf
+from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -88,10 +87,17 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
-        build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
+        build_model=build_model,
+        batch=config.model.batch_tensors(config.training.sequence_length),
+        loss_module=config.model.loss_module,
+        parameters=parameters,
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=config.training.max_grad_norm,
+        num_microbatches=config.training.microbatches,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
-    compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, policy=policy, seconds=seconds)
+    compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
     return Run(
         config=config,
         runtime=runtime,
@@ -128,18 +134,6 @@ def graph_passes(config: Config) -> tuple[Pass, ...]:
     return no_ops, common_subexpressions, dead_code, policy
 
 
-def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
-    """The mesh of a resolved configuration, replicas outermost: they communicate least."""
-    sizes = (parallelism.data_parallel_replicate, parallelism.data_parallel_shard)
-    return MeshSpec(("dp_replicate", "dp_shard"), sizes).without_trivial_axes()
-
-
-def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:
-    """Axes and dtypes of SimpleFSDP. Gradients are not averaged: the loss is divided by the global number of tokens."""
-    dtype = {"": None, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    return ShardingPolicy(gather_dtype=dtype[parallelism.gather_dtype], reduce_dtype=dtype[parallelism.reduce_dtype])
-
-
 def _initial_state(config: Config, runtime: Runtime, plan: dict[str, Initializer]) -> State:
     state = runtime.initial_state(plan, config.training.seed)
     if config.checkpoint.load_hf:
@@ -155,12 +149,12 @@ def _compile(
     config: Config,
     runtime: CompileTarget,
     mesh: MeshSpec,
-    policy: ShardingPolicy,
     seconds: dict[str, float],
 ) -> Executable:
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step)
-    batch = batch_layouts(_global(shapes, runtime.process_count), mesh, policy)
+    tensors = config.model.batch_tensors(config.training.sequence_length)
+    batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     captured_at = time.perf_counter()
@@ -182,7 +176,5 @@ def _compile(
     return runtime.compile(graph, seconds)
 
 
-def _global(shapes: Shapes, process_count: int) -> Shapes:
-    return {
-        name: (shape[0], shape[1] * process_count, *shape[2:]) if shape else shape for name, shape in shapes.items()
-    }
+def _global(shapes: Shapes, data_count: int) -> Shapes:
+    return {name: (shape[0], shape[1] * data_count, *shape[2:]) if shape else shape for name, shape in shapes.items()}

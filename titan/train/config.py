@@ -17,10 +17,8 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
+from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
-
-REST_OF_DEVICES = -1
-"""Value of `parallelism.data_parallel_shard` that stands for all devices that the other axes leave."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,104 +83,6 @@ class LrScheduleConfig:
         minimum=0,
     )
     min_ratio: float = option(0.1, "The rate after the decay, as a fraction of the peak.", minimum=0, maximum=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class ParallelismConfig:
-    """Devices, the mesh axes over them, and the dtypes of collectives."""
-
-    num_devices: int = option(0, "Devices to train on. 0: all that are present.", minimum=0)
-    data_parallel_shard: int = option(
-        REST_OF_DEVICES,
-        "Devices over which parameters and optimizer state are sharded (FSDP). -1: all that data_parallel_replicate "
-        "leaves.",
-    )
-    data_parallel_replicate: int = option(
-        1, "Replicas of the sharded state: above 1 with a shard axis is HSDP, alone it is DDP.", minimum=1
-    )
-    topology_aware: bool = option(
-        True,
-        "On TPUs, take devices in an order in which mesh axes run along rings of the torus. false: as JAX lists them.",
-    )
-    hsdp_cubes: bool = option(
-        True,
-        "On slices of several cubes of 4x4x4 chips, shards over 64 chips are such cubes. false: whatever part of the "
-        "slice has the shortest modelled time, as planes of 8x8.",
-    )
-    use_simple_fsdp: bool = option(
-        True, "Distribute parameters by SimpleFSDP. false: one device, parameters used as they are."
-    )
-    gather_dtype: str = option(
-        "",
-        "Dtype in which parameters are gathered and used, on one device too. Empty: that of the parameter.",
-        choices=("", "float32", "bfloat16"),
-    )
-    reshard_after_forward: bool = option(
-        True,
-        "Gather the parameters of layers again for the backward pass. false: keep them gathered from the forward on.",
-    )
-    reduce_dtype: str = option(
-        "float32", "Dtype in which gradients are summed over devices.", choices=("float32", "bfloat16")
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError where the axes contradict one another or, if that is given, the number of devices."""
-        if self.data_parallel_shard < 1 and self.data_parallel_shard != REST_OF_DEVICES:
-            raise ConfigError(
-                "parallelism.data_parallel_shard",
-                f"{self.data_parallel_shard} is no number of devices",
-                f"give at least 1, or {REST_OF_DEVICES} for the rest of the devices",
-            )
-        sharded = max(self.data_parallel_shard, 1) * self.data_parallel_replicate
-        if not self.use_simple_fsdp and max(sharded, self.num_devices) > 1:
-            raise ConfigError(
-                "parallelism.use_simple_fsdp",
-                f"false means one device, but {max(sharded, self.num_devices)} are asked for",
-                "leave it on, or give --parallelism.num_devices=1",
-            )
-        if not self.use_simple_fsdp and self.gather_dtype:
-            raise ConfigError(
-                "parallelism.gather_dtype",
-                "it is SimpleFSDP that hands out parameters in another dtype, and it is off",
-                "leave it out, or leave --parallelism.use_simple_fsdp on",
-            )
-        if self.num_devices:
-            self.resolve(self.num_devices)
-
-    def resolve(self, num_present: int) -> "ParallelismConfig":
-        """This configuration with `num_devices` and `data_parallel_shard` as the numbers they stand for.
-
-        Args:
-          num_present: devices that the machine has.
-
-        Raises:
-          ConfigError: more devices are asked for than present, or the axes do not multiply to the number of devices.
-        """
-        num_devices = self.num_devices or num_present
-        if not self.use_simple_fsdp and not self.num_devices:
-            num_devices = 1
-        if num_devices > num_present:
-            raise ConfigError(
-                "parallelism.num_devices",
-                f"{num_devices} devices are asked for, {num_present} are present",
-                "give fewer, or on CPUs raise --tpu_config.num_virtual_devices",
-            )
-        replicate, shard = self.data_parallel_replicate, self.data_parallel_shard
-        if num_devices % replicate:
-            raise ConfigError(
-                "parallelism.data_parallel_replicate",
-                f"{replicate} replicas do not divide {num_devices} devices",
-                f"give a divisor of {num_devices}, or another --parallelism.num_devices",
-            )
-        if shard == REST_OF_DEVICES:
-            shard = num_devices // replicate
-        if shard * replicate != num_devices:
-            raise ConfigError(
-                "parallelism.data_parallel_shard",
-                f"{shard} times data_parallel_replicate={replicate} is {shard * replicate}, not {num_devices} devices",
-                f"give {num_devices // replicate}, or --parallelism.num_devices={shard * replicate}",
-            )
-        return dataclasses.replace(self, num_devices=num_devices, data_parallel_shard=shard)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -422,12 +322,15 @@ class Config:
         self.resolve_devices(tpu_slice.num_devices)
 
     def _check_batch(self, parallelism: ParallelismConfig) -> None:
-        num_devices, microbatches = parallelism.num_devices, self.training.microbatches
-        unit = num_devices * microbatches
+        num_shares, microbatches = parallelism.num_batch_shares, self.training.microbatches
+        unit = num_shares * microbatches
         if self.training.batch_size % unit:
+            shares = (
+                "devices" if num_shares == parallelism.num_devices else "groups of devices with sequences of their own"
+            )
             raise ConfigError(
                 "training.batch_size",
-                f"{self.training.batch_size} is not a multiple of {num_devices} devices "
+                f"{self.training.batch_size} is not a multiple of {num_shares} {shares} "
                 f"times {microbatches} microbatches",
                 f"give a multiple of {unit}, e.g. {_next_multiple(self.training.batch_size, unit)}",
             )

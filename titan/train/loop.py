@@ -178,9 +178,9 @@ class _Loop:
         return _Prepared(executable, executable.place(batch), rate, self._data.train.get_state(), wait_seconds)
 
     def _microbatches(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """[rows, positions] to [microbatch, rows, positions]."""
+        """[rows, ...] to [microbatch, rows, ...]."""
         num = self._run.config.training.microbatches
-        return {name: array.reshape(num, -1, array.shape[-1]) for name, array in rows.items()}
+        return {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
 
     def _read_pending(self) -> None:
         """Waits for the metrics of the step before the one just dispatched, and reports them."""

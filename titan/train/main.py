@@ -88,6 +88,7 @@ def _train(config: Config) -> int:
     from titan.train.folder_lock import folder_lock
     from titan.train.hf_weights import write_hf
     from titan.train.loop import restore, train
+    from titan.train.mesh_axes import data_share
     from titan.train.summary import summarize, write_summary
 
     if _is_xla(config):
@@ -98,7 +99,8 @@ def _train(config: Config) -> int:
     folder = run_folder(config)
     runtime = Runtime(config)
     run = build(config, runtime)
-    data = open_data(run.config, process_index=runtime.process_index, process_count=runtime.process_count)
+    share, num_shares = data_share(run.mesh, runtime.process_index, runtime.process_count)
+    data = open_data(run.config, process_index=share, process_count=num_shares)
     reports = runtime.process_index == 0
     say = functools.partial(print, flush=True) if reports else lambda _: None
     say(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")

@@ -1,15 +1,18 @@
 """The names and layouts of a run's state and batch."""
 
-from collections.abc import Mapping
+import types
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from titan.core.data import packing
+from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
+from titan.parallel.weight_plan import WeightPlan, WeightPlans
+from titan.train.mesh_axes import BATCH_AXES, SEQUENCE_AXIS
 from titan.train.stacks import Stacks
 
 PARAMS = "params/"
@@ -19,20 +22,25 @@ STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
 PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
-BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 LEARNING_RATE = "learning_rate"
-
-IGNORED_LABEL = packing.IGNORED_LABEL
 
 
 def parameter_layouts(
-    model: nn.Module, mesh: MeshSpec, policy: ShardingPolicy, stacks: Stacks = Stacks()
+    model: nn.Module,
+    mesh: MeshSpec,
+    policy: ShardingPolicy,
+    stacks: Stacks = Stacks(),
+    plans: WeightPlans = types.MappingProxyType({}),
 ) -> dict[str, TensorLayout]:
-    """Fully qualified name to layout, in the model's own order; a stack is sharded as each of its parts would be."""
-    layouts = {
-        name: TensorLayout(tuple(weight.shape), weight.dtype, fsdp_placements(tuple(weight.shape), mesh, policy))
-        for name, weight in model.named_parameters()
-    }
+    """Fully qualified name to layout, in the model's own order; a stack is sharded as each of its parts would be.
+
+    Raises:
+      ValueError: a plan does not suit its weight.
+    """
+    layouts = {}
+    for name, weight in model.named_parameters():
+        placements = fsdp_placements(tuple(weight.shape), mesh, policy, plans.get(name, WeightPlan()))
+        layouts[name] = TensorLayout(tuple(weight.shape), weight.dtype, placements)
     return {
         name: layout.stacked(len(stacks.members[name])) if name in stacks.members else layout
         for name, layout in layouts.items()
@@ -52,16 +60,21 @@ def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorL
 
 
 def batch_layouts(
-    shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec, policy: ShardingPolicy
+    tensors: Sequence[BatchTensor], shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec
 ) -> dict[str, TensorLayout]:
     """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      shapes: global shape of each tensor of the batch: [microbatch, sequence, position] for the int32 tensors, whose
-        sequences are split over the data-parallel axes, and () for the float32 learning rate, where there is one.
+      tensors: those of the model, of which names and dtypes are taken.
+      shapes: global shape of each tensor of the batch: [microbatch, row, position, ...] for the model's, whose rows are
+        split over the batch axes and positions over the sequence axis, and () for the float32 learning rate, where
+        there is one.
     """
-    placements = tuple(Shard(1) if name in policy.data_axes else Replicate() for name in mesh.axis_names)
-    layouts = {name: TensorLayout(shapes[name], torch.int32, placements) for name in BATCH_TENSORS}
+    dims = {**dict.fromkeys(BATCH_AXES, 1), SEQUENCE_AXIS: 2}
+    placements = tuple(Shard(dims[name]) if name in dims else Replicate() for name in mesh.axis_names)
+    layouts = {
+        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements) for tensor in tensors
+    }
     if LEARNING_RATE in shapes:
         layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))
     return layouts

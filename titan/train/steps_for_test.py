@@ -21,7 +21,8 @@ from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.build import graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
-from titan.train.config import Config, OptimizerConfig, ParallelismConfig
+from titan.train.config import Config, OptimizerConfig
+from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
     EXP_AVG,
@@ -73,6 +74,8 @@ MODELS = {
     "pattern": _patterned,
 }
 """Name to what makes the component tree."""
+
+_BATCH_TENSORS = Llama3Config().batch_tensors(LENGTH)  # of all decoders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +134,17 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    return StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+    steps = StepBuilder(
+        build_model=build,
+        batch=_BATCH_TENSORS,
+        loss_module=Llama3Config.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=case.microbatches,
+    )
+    return steps, stacks
 
 
 @functools.cache
@@ -181,7 +194,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
         if not (evaluate and name == LEARNING_RATE)
     }
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
-    layouts = state, batch_layouts(shapes, case.mesh, steps.policy)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))

@@ -4,8 +4,9 @@ import sys
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.muse_glimmer.config import muse_glimmer_30b
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
 from titan.train.main import main
+from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 from titan.train.variant import Variant
 

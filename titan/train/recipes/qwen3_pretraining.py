@@ -2,7 +2,8 @@
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, ParallelismConfig, TrainingConfig
+from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.parallelism_config import ParallelismConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 _NUM_TOKENS = 30 * 10**12
