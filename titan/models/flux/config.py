@@ -43,7 +43,6 @@ class FluxConfig:
         (8, 12, 12),
         "Elements of a head that RoPE rotates by each of the three positions; even, dim / num_heads in all.",
     )
-    rope_theta: float = option(10_000.0, "Base of the rotary embedding's wavelengths.", minimum=1.0)
     in_channels: int = option(
         64, "Elements of a latent token: latent channels times the 4 pixels of a patch.", minimum=1
     )
