@@ -141,7 +141,7 @@ def _text_lines(node: Any, indent: str):
         if is_node(value):
             yield f"{indent}{field.name}:  # {type(value).__name__}"
             yield from _text_lines(value, indent + "  ")
-        else:
+        elif value is not None:  # an optional node that is absent has no leaves
             yield f"{indent}{field.name}: {_scalar(value)}"
 
 

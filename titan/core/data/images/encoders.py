@@ -30,11 +30,13 @@ class Encoders(Protocol):
     fingerprint: str
 
     def encode_picture(self, pixels: np.ndarray) -> np.ndarray:
-        """uint8 [height, width, 3], multiples of 16, to latents, float32 [channels, height/8, width/8], of about unit
-        variance."""
+        """uint8 [16 rows, 16 columns, 3] to its latents as tokens, float32 [rows * columns, C], of about unit variance.
 
-    def decode_picture(self, latents: np.ndarray) -> np.ndarray:
-        """Latents to uint8 [height, width, 3]."""
+        A token is a patch of 2x2 latents; its elements are ordered by channel, row, column.
+        """
+
+    def decode_picture(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
+        """The inverse, as far as there is one: uint8 [16 rows, 16 columns, 3]."""
 
     def encode_captions(self, captions: Sequence[str]) -> list[EncodedCaption]:
         """Each caption, cut off where it has more tokens than the model takes."""

@@ -27,7 +27,7 @@ class PackedPictures:
     - guidance [P], where the model has such an input.
 
     Attributes:
-      num_pictures: that were chosen.
+      numbers: of the chosen pictures, in order; [num_pictures].
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PackedPictures:
         self._caption_dropout = caption_dropout
         self._guidance = guidance
         self._rows = _packed(numbers, store.grids.prod(1), self._shapes["latents"][0], self._shapes["pooled"][0])
-        self.num_pictures = len(numbers)
+        self.numbers = numbers
 
     def __len__(self) -> int:
         return len(self._rows)

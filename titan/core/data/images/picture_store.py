@@ -7,7 +7,7 @@ import json
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import logging
@@ -18,7 +18,6 @@ from titan.core.data.corpus import corpus_fingerprint
 from titan.core.data.images.config import PATCH_PIXELS, ImageDataConfig
 from titan.core.data.images.encoders import EncodedCaption, Encoders
 from titan.core.data.images.fit import decode, fitted
-from titan.core.data.images.patches import to_patches
 from titan.core.data.images.source import Picture, PictureSource
 
 # Pictures in a part: few enough that little is lost when a run is stopped, many enough for few files.
@@ -32,7 +31,7 @@ class EncodedPicture:
     """One picture with its caption, as the model takes them.
 
     Attributes:
-      latents: float16 [rows * columns, channels * 4], patches of 2x2 latents; mapped from disk.
+      latents: float16 [rows * columns, C], tokens of patches; mapped from disk.
       rows, columns: of patches.
       caption: its tokens are float16 and mapped from disk.
     """
@@ -98,8 +97,7 @@ class _Part:
 def open_picture_store(
     source: PictureSource,
     config: ImageDataConfig,
-    load_encoders: Callable[[], Encoders],
-    encoders_fingerprint: str,
+    encoders: Encoders,
     *,
     process_index: int = 0,
     process_count: int = 1,
@@ -113,15 +111,14 @@ def open_picture_store(
     Args:
       source: the pictures.
       config: the `data` section.
-      load_encoders: loads them; called only where something is to be encoded.
-      encoders_fingerprint: theirs.
+      encoders: called only where something is to be encoded.
       process_index, process_count: this process among those that read the data.
 
     Raises:
       ConfigError: as `PictureSource.pictures` and `decode`, or the files changed meanwhile.
     """
     size = (config.resolution, config.max_aspect_ratio)
-    parts = repr((1, source.fingerprint, encoders_fingerprint, size, _PART_PICTURES))
+    parts = repr((1, source.fingerprint, encoders.fingerprint, size, _PART_PICTURES))
     key = hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
     folder = pathlib.Path(config.cache_folder).expanduser() / f"pictures-{key}"
     if (folder / _COMPLETE).exists():
@@ -131,7 +128,6 @@ def open_picture_store(
             logging.warning("%s is damaged (%s); encoding the pictures again.", folder, error)
             shutil.rmtree(folder)
     logging.info("Encoding %s, kept in %s.", source.description, folder)
-    encoders = load_encoders()
     if not (folder / "empty").exists():
         _write_part(folder / "empty", [], [], encoders.encode_captions([""]))
     num_parts = 0
@@ -163,7 +159,7 @@ def _encode(
                 fitted(decode(picture), resolution=config.resolution, max_aspect_ratio=config.max_aspect_ratio)
                 for picture in pictures
             ]
-            latents = [to_patches(encoders.encode_picture(image)) for image in pixels]
+            latents = [encoders.encode_picture(image) for image in pixels]
             captions = encoders.encode_captions([picture.caption for picture in pictures])
             grids = [(image.shape[0] // PATCH_PIXELS, image.shape[1] // PATCH_PIXELS) for image in pixels]
             hashes = [picture.hash for picture in pictures]
