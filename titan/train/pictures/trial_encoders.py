@@ -90,6 +90,7 @@ class TrialEncoders(Encoders):
             num_attention_heads=1,
             max_position_embeddings=self._model.text_length,
             pad_token_id=_PAD,
+            bos_token_id=None,
             eos_token_id=_END,
         )
         return _random(CLIPTextModel, config)

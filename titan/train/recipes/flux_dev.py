@@ -14,8 +14,8 @@ from titan.train.variant import Variant
 
 _LENGTH = 4096 + 512  # tokens of a picture and of its text
 
-# Published are resolution, pictures a device, bfloat16 and hardware; the schedule is ours. Attention is a kernel: scores
-# of this length would not fit.
+# Published are resolution, pictures a device, bfloat16 and hardware; the schedule is ours. Attention is a kernel: at
+# this length scores would not fit.
 RECIPE = Config(
     name="flux_dev",
     model=flux_dev(),
