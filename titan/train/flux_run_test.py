@@ -1,4 +1,4 @@
-"""A run on pictures, from flags to checkpoints: it resumes bit for bit, samples, and equals an eager one on two devices."""
+"""A run on pictures, from flags to checkpoints: it resumes bit for bit, samples, and equals an eager run."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Runs of recipes, as a rule llama3_debug, for tests: in processes of their own, so small that a start takes seconds."""
+"""Runs of recipes for tests, mostly of llama3_debug: in processes of their own, so small that a start takes seconds."""
 
 import dataclasses
 import json
