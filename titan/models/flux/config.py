@@ -151,6 +151,15 @@ class FluxConfig:
             *guidance,
         )
 
+    def prediction_tensors(self, sequence_length: int) -> tuple[BatchTensor, ...]:
+        """The tensors that the model's `forward` takes, in order; shapes as in `batch_tensors`."""
+        noised, _, timestep, *others = self.batch_tensors(sequence_length)
+        return (
+            dataclasses.replace(noised, name="noised"),
+            dataclasses.replace(timestep, shape=(self.pictures_per_row,)),
+            *others,
+        )
+
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by name."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
