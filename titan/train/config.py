@@ -288,6 +288,10 @@ class Config:
             raise ConfigError(
                 "fused_linear_cross_entropy.enable", f"{family} has no cross-entropy to be fused", "leave it out"
             )
+        if self.rope_kernel.enable and self.model.rope == "matrix":
+            raise ConfigError(
+                "model.rope", "the RoPE kernel takes cosines and sines, and rope_kernel.enable is on", "leave one out"
+            )
         if self.parallelism.context_parallel > 1:
             raise ConfigError(
                 "parallelism.context_parallel",
