@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from titan.train.run_for_test import Workplace, differing, reported_losses, saved_state
 from titan.train.state import EXPERT_BIAS
 
+RECIPE = "qwen3_moe_debug"
 FLAGS = (
     "--model.num_layers=2",
     "--model.dim=64",
@@ -36,14 +37,14 @@ FOUR_DEVICES = ("--parallelism.num_devices=4", "--tpu_config.use_scan_layers")
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory) -> Workplace:
-    return Workplace(tmp_path_factory.mktemp("runs"), recipe="qwen3_moe_debug")
+    return Workplace(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(workplace) -> pathlib.Path:
     """A run on four devices, in loops, with checkpoints after 2 and 4 steps, and its exported weights."""
     ended = workplace.train(
-        "uninterrupted", *FOUR_DEVICES, f"--checkpoint.save_hf={workplace.folder}/hf", defaults=FLAGS
+        "uninterrupted", *FOUR_DEVICES, f"--checkpoint.save_hf={workplace.folder}/hf", defaults=FLAGS, recipe=RECIPE
     )
     steps = [line for line in ended.out if line.startswith("step 3 ")]
     assert len(steps) == 1 and all(
@@ -55,7 +56,7 @@ def uninterrupted(workplace) -> pathlib.Path:
 def _resume(workplace: Workplace, uninterrupted: pathlib.Path, name: str, *flags: str) -> pathlib.Path:
     folder = workplace.folder / name
     shutil.copytree(uninterrupted, folder, ignore=shutil.ignore_patterns("tensorboard", "summary.json", "4"))
-    ended = workplace.train(name, *flags, defaults=FLAGS)
+    ended = workplace.train(name, *flags, defaults=FLAGS, recipe=RECIPE)
     assert f"resumed from {folder}/checkpoints/2" in ended.out
     return folder
 

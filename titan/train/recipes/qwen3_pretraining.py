@@ -19,8 +19,8 @@ def qwen3_pretraining(
 
     The report gives no learning rates and batch sizes. Rates here are those that Llama 3 has at a like size; bfloat16
     with a float32 state, 2,000 steps of warm-up, and a cosine to a tenth of the peak rate. Attention, loss and
-    experts are kernels: at these sizes scores and logits would not fit. The report balances experts by an auxiliary loss
-    over the whole batch (section 2), and so does this.
+    experts are kernels: at these sizes scores and logits would not fit. Experts are balanced as in the report (section
+    2), by an auxiliary loss over the whole batch.
 
     Args:
       name: of the run.
