@@ -13,6 +13,7 @@ from titan.core.config.validate import ConfigError
 from titan.core.data.config import TokenizerConfig
 from titan.core.init import Normal, Zeros, init_plan, sample
 from titan.graph.capture import capture
+from titan.graph.dialect import op_name
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
@@ -263,12 +264,12 @@ def test_an_evaluation_equals_that_of_one_device():
 def test_each_block_gathers_once_and_scatters_once(model):
     graph = captured(config_of(model, tensor_parallel=2))
     counts = collections.Counter(
-        (node.meta["region"], node.meta["module_fqn"], node.target.__name__.split(".")[0])
+        (node.meta["region"], node.meta["module_fqn"], op_name(node.target).split(".")[1])
         for node in graph.module.graph.nodes
-        if node.op == "call_function" and "_c10d_functional" in str(node.target) and "tp" in node.args
+        if node.op == "call_function" and "tp" in node.args and op_name(node.target) != "titan.axis_index.default"
     )
     blocks = [f"layers.{index}.{block}" for index in range(2) for block in ("attention", "feed_forward")]
-    gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
+    gather, scatter = "all_gather_along", "reduce_scatter_along"
     # The backward of each is the other.
     expected = {
         (region, block, op): 1 for region in ("forward", "backward") for block in blocks for op in (gather, scatter)
