@@ -222,7 +222,10 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
 
 
 CASES = {
-    "llama3_tp2": ("llama3", {"tensor_parallel": 2}),
+    "llama3_hsdp4_tp2": (
+        "llama3",
+        {"data_parallel_replicate": 2, "data_parallel_shard": 2, "tensor_parallel": 2},
+    ),
     "llama3_tp4_whole_tokens": ("llama3", {"tensor_parallel": 4, "sequence_parallel": False}),
     "llama3_fsdp2_tp2_scan": ("llama3", {"data_parallel_shard": 2, "tensor_parallel": 2, "scan": True}),
     "tied_fsdp2_tp2": ("qwen3_tied", {"data_parallel_shard": 2, "tensor_parallel": 2}),
@@ -230,7 +233,7 @@ CASES = {
         "qwen3_tied",
         {"data_parallel_shard": 2, "tensor_parallel": 4, "fused": "xla", "kernels": True},
     ),
-    "moe_fsdp2_tp2": ("qwen3_moe", {"data_parallel_shard": 2, "tensor_parallel": 2}),
+    "moe_fsdp2_tp4": ("qwen3_moe", {"data_parallel_shard": 2, "tensor_parallel": 4}),
     "moe_tp4_whole_tokens_kernels": (
         "qwen3_moe",
         {"tensor_parallel": 4, "sequence_parallel": False, "scan": True, "kernels": True},
