@@ -13,7 +13,7 @@ from torch import Tensor
 
 from titan.models.flux.config import FluxConfig
 from titan.models.hf.decoder import missing_key, read_config
-from titan.models.hf.diffusers import load_diffusers, save_diffusers
+from titan.models.hf.diffusers import Parts, load_diffusers, save_diffusers
 from titan.models.hf.folder import HfCheckpointError
 
 _CLASS = "FluxTransformer2DModel"
@@ -86,7 +86,7 @@ def load_hf(folder: str, model_config: FluxConfig) -> dict[str, Tensor]:
       HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
         quantised.
     """
-    return load_diffusers(folder, _parameters(model_config), _parts_of(model_config))
+    return load_diffusers(folder, _parameters(model_config), parts_of(model_config))
 
 
 def save_hf(
@@ -106,7 +106,7 @@ def save_hf(
     save_diffusers(
         state_dict,
         _parameters(model_config),
-        _parts_of(model_config),
+        parts_of(model_config),
         to_hf_config(model_config),
         folder,
         max_shard_bytes=max_shard_bytes,
@@ -149,7 +149,9 @@ def _parameters(model_config: FluxConfig) -> dict[str, Tensor]:
     return dict(model_config.components().build().named_parameters())
 
 
-def _parts_of(model_config: FluxConfig):
+def parts_of(model_config: FluxConfig) -> Parts:
+    """How the files hold the parameters of a model with these hyperparameters."""
+
     def parts(fqn: str, parameter: Tensor) -> dict[str, Tensor]:
         block = re.fullmatch(r"(double_blocks|single_blocks)\.(\d+)\.(.+)", fqn)
         module, _, kind = (block[3] if block else fqn).rpartition(".")

@@ -79,7 +79,7 @@ def test_predictions_and_gradients_are_those_of_diffusers(tmp_path, guidance, sp
     got.backward(cotangent)
     their_gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     for fqn, parameter in model.named_parameters():
-        parts = hf._parts_of(config)(fqn, parameter.grad)
+        parts = hf.parts_of(config)(fqn, parameter.grad)
         for name, part in parts.items():
             reference = their_gradients.pop(name)
             assert (part - reference).norm() <= RELATIVE * reference.norm(), name
@@ -115,7 +115,7 @@ def test_published_sizes_have_the_parameters_of_diffusers(size, parameters):
     arguments = {key: value for key, value in hf.to_hf_config(config).items() if key != "_class_name"}
     with torch.device("meta"):
         theirs = FluxTransformer2DModel(**arguments)
-    parts = hf._parts_of(config)
+    parts = hf.parts_of(config)
     shapes = {n: p.shape for fqn, meta in ours.named_parameters() for n, p in parts(fqn, meta).items()}
     assert shapes == {name: parameter.shape for name, parameter in theirs.named_parameters()}
 

@@ -51,7 +51,7 @@ def load_hf(folder: str, config: AutoencoderConfig) -> dict[str, Tensor]:
       HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
         quantised.
     """
-    return load_diffusers(folder, dict(config.build().named_parameters()), _parts)
+    return load_diffusers(folder, dict(config.build().named_parameters()), parts_of)
 
 
 def save_hf(
@@ -69,7 +69,7 @@ def save_hf(
       HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
     """
     parameters = dict(config.build().named_parameters())
-    save_diffusers(state_dict, parameters, _parts, to_hf_config(config), folder, max_shard_bytes=max_shard_bytes)
+    save_diffusers(state_dict, parameters, parts_of, to_hf_config(config), folder, max_shard_bytes=max_shard_bytes)
 
 
 def config_from_hf(folder: str) -> AutoencoderConfig:
@@ -106,7 +106,8 @@ def to_hf_config(config: AutoencoderConfig) -> dict[str, Any]:
     }
 
 
-def _parts(fqn: str, parameter: Tensor) -> dict[str, Tensor]:
+def parts_of(fqn: str, parameter: Tensor) -> dict[str, Tensor]:
+    """A parameter as the one tensor, by name, that holds it in the files."""
     for ours, theirs in _NAMES:
         fqn = re.sub(ours, theirs, fqn)
     return {fqn: parameter}

@@ -57,7 +57,7 @@ def test_latents_pictures_and_gradients_are_those_of_diffusers(tmp_path):
     reference = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     largest = max(grad.norm() for grad in reference.values())
     for fqn, parameter in ours.named_parameters():
-        grad = reference.pop(*hf._parts(fqn, parameter))
+        grad = reference.pop(*hf.parts_of(fqn, parameter))
         # The bias of keys has a gradient of 0 but for rounding: softmax does not see what all keys have in common.
         assert (parameter.grad - grad).norm() <= RELATIVE * grad.norm() + 1e-7 * largest, fqn
     assert not reference
@@ -80,7 +80,7 @@ def test_the_published_size_has_the_parameters_of_diffusers():
     config = flux_autoencoder()
     with torch.device("meta"):
         theirs = {name: parameter.shape for name, parameter in _theirs(config).named_parameters()}
-    ours = {n: p.shape for fqn, meta in config.build().named_parameters() for n, p in hf._parts(fqn, meta).items()}
+    ours = {n: p.shape for fqn, meta in config.build().named_parameters() for n, p in hf.parts_of(fqn, meta).items()}
     assert ours == theirs
     assert sum(shape.numel() for shape in ours.values()) == 83_819_683
 
