@@ -1,0 +1,100 @@
+"""Which pairs of blocks the splash attention kernel of JAX visits where the queries' place is known at run time alone.
+
+The kernel reads from scalar memory, for each step of its grid, whether to compute and which block to load. JAX fills
+these tables on the host from a mask of fixed place; here they are computed on the device, from where the queries begin.
+
+I blocks of queries, J blocks of keys, W steps for each block of the other kind.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from titan.kernels.splash_attention.mask import PositionMask
+
+
+class BlockVisits(NamedTuple):
+    """The tables of one kernel, for all heads.
+
+    Attributes:
+      block: block to have in memory at each step, [1, I, W] of keys, or [1, W, J] of queries. At steps that compute
+        nothing it is the block of the next step that does, so that it is there in time.
+      is_visited: 1 at steps that compute, of the same shape.
+      query_index: index of each query among all tokens, int32 [length_q].
+    """
+
+    block: jax.Array
+    is_visited: jax.Array
+    query_index: jax.Array
+
+
+def block_visits(
+    mask: PositionMask,
+    query_starts: jax.Array,
+    length_q: int,
+    length_kv: int,
+    blocks: tuple[int, int],
+    *,
+    by_key: bool,
+    shrink: bool,
+) -> BlockVisits:
+    """The tables of a kernel for queries in chunks.
+
+    Args:
+      mask: causal, or with a window.
+      query_starts: index among all tokens of the first query of each chunk, int32; chunks do not overlap.
+      length_q: queries, in chunks of equal length, of whole blocks.
+      length_kv: keys, in whole blocks.
+      blocks: queries in a block, keys in a block.
+      by_key: the kernel goes through the queries for each block of keys, rather than the reverse.
+      shrink: leave out steps that compute nothing for any `query_starts`; else a step is the block of its number.
+    """
+    block_q, block_kv = blocks
+    offsets = np.arange(length_q // len(query_starts), dtype=np.int32)
+    query_index = (query_starts.astype(jnp.int32)[:, None] + offsets).reshape(-1)
+    begin_I = query_index[::block_q]
+    first_I, end_I = mask.key_range(begin_I, begin_I + block_q, length_kv)
+    begin_J = np.arange(0, length_kv, block_kv, dtype=np.int32)
+    # A range of keys has no gaps, and neither has a block.
+    seen_IJ = (first_I[:, None] < begin_J + block_kv) & (end_I[:, None] > begin_J)
+    seen = seen_IJ.T if by_key else seen_IJ
+    width = seen.shape[1]
+    if shrink:
+        own, other = (block_kv, block_q) if by_key else (block_q, block_kv)
+        width = min(width, _most_visits(mask, own, other, len(query_starts) if by_key else 1))
+        # Those that are seen come first, in order.
+        block = jnp.argsort(~seen, axis=1, stable=True)[:, :width]
+        seen = jnp.take_along_axis(seen, block, axis=1)
+    else:
+        block = jnp.broadcast_to(jnp.arange(width), seen.shape)
+    block = _next_visited(block, seen)
+    tables = (_small(x.T if by_key else x, largest=max(seen_IJ.shape)) for x in (block, seen))
+    return BlockVisits(*(table[None] for table in tables), query_index)
+
+
+def _most_visits(mask: PositionMask, own: int, other: int, num_chunks: int) -> int:
+    """An upper bound of the blocks of `other` tokens, which lie in so many chunks, that one of `own` tokens sees."""
+    if not mask.window:
+        return np.iinfo(np.int32).max
+    # What is seen is one span. The L tokens of it in one chunk are in fewer than L / other + 2 blocks, and less than a
+    # block of tokens, those by which a chunk is padded, counts for two chunks.
+    span = own + (mask.window - 1) * (1 if mask.causal else 2)
+    return math.ceil(span / other) + 3 * num_chunks - 2
+
+
+def _next_visited(block: jax.Array, seen: jax.Array) -> jax.Array:
+    """`block` where it is seen, else that of the next step that is, or of the last of all."""
+    steps = jnp.arange(seen.size)
+    visited = jnp.where(seen.reshape(-1), steps, seen.size)
+    following = lax.cummin(visited, reverse=True)
+    last = jnp.max(jnp.where(seen.reshape(-1), steps, 0))
+    return block.reshape(-1)[jnp.minimum(following, last)].reshape(seen.shape)
+
+
+def _small(table: jax.Array, largest: int) -> jax.Array:
+    """In the smallest dtype: scalar memory is scarce."""
+    return table.astype(next(dtype for dtype in (jnp.int8, jnp.int16, jnp.int32) if largest <= jnp.iinfo(dtype).max))
