@@ -29,7 +29,7 @@ _LOG2_E = math.log2(math.e)
 
 
 class _Problem(NamedTuple):
-    """What is the same for all sequences of a batch; each chunk of queries, and the keys, are padded to whole blocks."""
+    """What is the same for all sequences of a batch; chunks of queries, and the keys, are padded to whole blocks."""
 
     mask: PositionMask
     soft_cap: float
