@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from titan.parallel.parallel_plan import ParallelPlan
+
 
 class ModelConfig(Protocol):
     """The hyperparameters of one model: a frozen dataclass whose fields are the flags `--model.*`."""
@@ -27,6 +29,9 @@ class ModelConfig(Protocol):
 
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by the name of the field."""
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model; a family without this method cannot be split."""
 
     def hf(self) -> "HfFormat":
         """The family's reader and writer of Hugging Face folders."""

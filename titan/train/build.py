@@ -27,6 +27,7 @@ from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.model_split import model_split
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -83,11 +84,19 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
-    parameters = parameter_layouts(model, mesh, policy, stacks)
+    split = model_split(config, model)
+    parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
-        build_model, parameters, policy, config.optimizer, config.training.max_grad_norm, config.training.microbatches
+        build_model,
+        parameters,
+        policy,
+        config.optimizer,
+        config.training.max_grad_norm,
+        config.training.microbatches,
+        split.plans,
+        split.borders,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
 from titan.parallel.layout import TensorLayout
+from titan.parallel.module_borders import Borders, place_borders
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
 from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
@@ -47,6 +48,7 @@ class StepBuilder:
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
       plans: what splits parameters along further axes.
+      borders: collectives around modules, by path.
     """
 
     build_model: Callable[[], nn.Module]
@@ -56,6 +58,7 @@ class StepBuilder:
     max_grad_norm: float
     num_microbatches: int
     plans: WeightPlans = dataclasses.field(default_factory=dict)
+    borders: Borders = dataclasses.field(default_factory=dict)
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
@@ -64,7 +67,7 @@ class StepBuilder:
         skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
-        model = simple_fsdp(self.build_model(), mesh, policy, self.plans)
+        model = self._model(mesh, policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
@@ -86,7 +89,7 @@ class StepBuilder:
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
-        model = simple_fsdp(self.build_model(), mesh, self.policy, self.plans)
+        model = self._model(mesh, self.policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
@@ -98,6 +101,12 @@ class StepBuilder:
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module="cross_entropy")
+
+    def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
+        model = self.build_model()
+        if mesh is not None:
+            place_borders(model, mesh, self.borders)
+        return simple_fsdp(model, mesh, policy, self.plans)
 
     def _weights(self, state: Tensors, mesh: DeviceMesh | None) -> Tensors:
         """The parameters as leaves for autograd: plain tensors on one device, DTensors around the shards on a mesh."""
