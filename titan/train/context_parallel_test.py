@@ -24,6 +24,7 @@ from titan.train.build import components, graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig, TrainingConfig
 from titan.train.mesh_axes import mesh_spec, sharding_policy
+from titan.train.parallelism_checks import check_context_parallel
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -230,3 +231,88 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
 )
 def test_split_sequences_equal_one_device(case):
     assert_same(run(case), run(Case(case.family)))
+
+
+@pytest.mark.parametrize("scan", (False, True), ids=("layers", "scan"))
+@pytest.mark.parametrize("memory_policy", ("full", "selective", "selective,layers.*.feed_forward=save"))
+def test_gathered_keys_and_values_are_gathered_again_for_the_backward(memory_policy, scan):
+    case = Case("llama3", cp=4, kernels=True, scan=scan, memory_policy=memory_policy)
+    kept = _kept(graph_of(case).module)
+    assert kept  # layers' inputs at least
+    assert [value for value in kept if value.meta["val"].numel() >= _NUM_GATHERED] == []
+
+
+# Elements of the keys of all tokens of all rows, of which no other value of a layer has so many.
+_NUM_GATHERED = ROWS * _SIZES["num_kv_heads"] * LENGTH * _SIZES["head_dim"]
+
+
+def _kept(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    """What layers compute in the forward pass, or one turn of a loop over them does, and the backward pass reads."""
+    graph = module.graph
+    loops = [node for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)]
+    if loops:
+        body = getattr(module, loops[0].args[0].target).graph
+        return list(body.output_node().args[0][len(loops[0].args[1]) :])
+    made = [
+        node for node in graph.nodes if node.meta.get("region") == "forward" and "layers" in node.meta["module_fqn"]
+    ]
+    return [node for node in made if any(user.meta.get("region") == "backward" for user in node.users)]
+
+
+def test_validation_equals_one_device():
+    sums = []
+    for case in (Case("muse_glimmer"), Case("muse_glimmer", cp=4, dp_shard=2)):
+        graph = graph_of(case, evaluate=True)
+        executable = lower_xla(graph, jax.devices(), compiler_options=_FAST_COMPILE).compile()
+        _, metrics = executable(start(case, graph), executable.place(placed(case)))
+        sums.append({name: float(value) for name, value in metrics.items()})
+    one, split = sums
+    assert split["num_tokens"] == one["num_tokens"] == (batch()["labels"] != -100).sum()
+    assert abs(split["loss_sum"] - one["loss_sum"]) <= TOLERANCE * one["loss_sum"]
+
+
+def test_each_device_has_the_same_number_of_keys_to_see():
+    """With equal chunks in the order of the sequence, the last device would have seven times the first one's work."""
+    ids = np.ones((1, 1, LENGTH), np.int32)
+    index = in_mesh_order({"index": np.arange(LENGTH)[None, None], "ids": ids}, MeshSpec(("cp",), (4,)))["index"]
+    seen = (index[0, 0].reshape(4, -1) + 1).sum(axis=1)
+    assert len(set(seen)) == 1
+
+
+def test_tokens_keep_their_labels_positions_and_documents():
+    whole = {name: array[None] for name, array in batch().items()}
+    mesh = MeshSpec(("dp_shard", "cp"), (2, 4))
+    moved = in_mesh_order({**whole, LEARNING_RATE: np.float32(1)}, mesh)
+    assert moved.pop(LEARNING_RATE) == 1
+    for row in range(ROWS):
+        before, after = (sorted(zip(*(arrays[name][0, row].tolist() for name in whole))) for arrays in (whole, moved))
+        assert before == after
+    assert not np.array_equal(moved["tokens"], whole["tokens"])
+
+
+@pytest.mark.parametrize(
+    "length, kernel, message",
+    (
+        (
+            36,
+            {},
+            "--training.sequence_length: 36 tokens cannot be split into two chunks for each of context_parallel=4 "
+            "devices; give a multiple of 8, e.g. 40",
+        ),
+        (
+            32,
+            {"use_splash_attention_kernel": True, "implementation": "tokamax"},
+            "--splash_attention_kernel.implementation: tokamax's kernel takes whole sequences, which context_parallel "
+            "splits; give auto, jax or xla",
+        ),
+    ),
+)
+def test_what_cannot_be_split_is_refused(length, kernel, message):
+    config = dataclasses.replace(
+        Case("llama3", cp=4).config,
+        training=TrainingConfig(sequence_length=length, batch_size=ROWS),
+        splash_attention_kernel=SplashAttentionKernelConfig(**kernel),
+    )
+    with pytest.raises(ConfigError) as error:
+        check_context_parallel(config)
+    assert str(error.value) == message

@@ -44,7 +44,7 @@ class CompileTarget(Protocol):
     def uncaptured(
         self, make_step: Callable[[DeviceMesh | None], StepFunction], batch: Mapping[str, TensorLayout]
     ) -> Executable:
-        """The step without capture, for batches laid out so. NotImplementedError where the executor runs graphs alone."""
+        """The step without capture, for such batches. NotImplementedError where the executor runs graphs alone."""
 
 
 class Runtime(CompileTarget, Protocol):

@@ -10,7 +10,7 @@ from titan.train.mesh_axes import SEQUENCE_AXIS
 
 
 def in_mesh_order(batch: Mapping[str, np.ndarray], mesh: MeshSpec) -> dict[str, np.ndarray]:
-    """The batch with the tokens of each sequence in the order of `chunk_order`; as it is where no axis splits sequences.
+    """The batch with each sequence's tokens in the order of `chunk_order`; as it is where no axis splits sequences.
 
     Labels, positions and segment ids go with their tokens, so that no sum over tokens changes.
 
