@@ -40,6 +40,17 @@ class TruncatedNormal:
 
 
 @dataclasses.dataclass(frozen=True)
+class Uniform:
+    """A uniform distribution around 0.
+
+    Attributes:
+      bound: values lie within [-bound, bound).
+    """
+
+    bound: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Zeros:
     """The value 0 everywhere."""
 
@@ -49,7 +60,7 @@ class Ones:
     """The value 1 everywhere."""
 
 
-Initializer = Normal | TruncatedNormal | Zeros | Ones
+Initializer = Normal | TruncatedNormal | Uniform | Zeros | Ones
 
 
 def init_plan(module: "torch.nn.Module") -> dict[str, Initializer]:
@@ -111,6 +122,8 @@ def sample(initializer: Initializer, seed: int, fqn: str, shape: tuple[int, ...]
                 values = std * jax.random.normal(key, shape, jnp.float32)
             case TruncatedNormal(std, cutoff):
                 values = std * jax.random.truncated_normal(key, -cutoff, cutoff, shape, jnp.float32)
+            case Uniform(bound):
+                values = jax.random.uniform(key, shape, jnp.float32, -bound, bound)
             case _:
                 raise TypeError(f"{initializer!r} is no Initializer")
     return values.astype(dtype)

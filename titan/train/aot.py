@@ -35,10 +35,10 @@ from titan.graph.executors.split import SplitExecutable
 from titan.train.aot_advice import advice
 from titan.train.build import Run, build
 from titan.train.compiled_step import Shapes
-from titan.train.config import Config, TrainingConfig
+from titan.train.config import Config
 from titan.train.runtime_aot import AotRuntime
 from titan.train.saved_step import SavedStep, save_step
-from titan.train.state import BATCH_TENSORS, LEARNING_RATE, PARAMS, batch_layouts
+from titan.train.state import LEARNING_RATE, PARAMS, batch_layouts
 
 # Matrix products of splash attention's kernels, which declare no cost, by how their names begin. The forward pass needs
 # two; each kernel of the backward pass computes the scores anew, as does the one that there is with a fused backward.
@@ -90,7 +90,7 @@ def compile_ahead_of_time(config: Config) -> Report:
     run = build(config, runtime)
     executable = None
     with contextlib.suppress(OutOfDeviceMemoryError):  # the report says so
-        executable = run.train_step.executable_for_shapes(batch_shapes(run.config.training))
+        executable = run.train_step.executable_for_shapes(batch_shapes(run.config))
     if runtime.saved_step:
         return _saved_report(runtime.saved_step)
     if isinstance(executable, SplitExecutable):
@@ -112,10 +112,12 @@ def _saved_report(step: SavedStep) -> Report:
         raise ConfigError("aot.load", f"{step.folder}: {error}", "save it anew with --aot --aot.save") from None
 
 
-def batch_shapes(training: TrainingConfig) -> Shapes:
-    """The shapes of one step's batch: [microbatch, sequence, position], and () for the learning rate."""
-    shape = (training.microbatches, training.batch_size // training.microbatches, training.sequence_length)
-    return {**dict.fromkeys(BATCH_TENSORS, shape), LEARNING_RATE: ()}
+def batch_shapes(config: Config) -> Shapes:
+    """The shapes of one step's batch: [microbatch, row, ...], and () for the learning rate."""
+    training = config.training
+    rows = (training.microbatches, training.batch_size // training.microbatches)
+    tensors = config.model.batch_tensors(training.sequence_length)
+    return {**{tensor.name: (*rows, *tensor.shape) for tensor in tensors}, LEARNING_RATE: ()}
 
 
 def _report(run: Run, runtime: AotRuntime, calls: Sequence[Calls]) -> Report:
@@ -235,7 +237,7 @@ def splash_flops(config: Config) -> dict[str, float]:
       config: resolved for the devices.
     """
     training, model = config.training, config.model
-    of_step = model.flops_per_token(training.sequence_length) - model.flops_per_token(0)
+    of_step = model.attention_flops_per_token(training.sequence_length)
     of_step *= training.batch_size * training.sequence_length
     # Forward and backward, which takes twice as many, have six matrix products.
     matmul = of_step / 6 / model.num_layers / training.microbatches / config.parallelism.num_devices
@@ -248,7 +250,8 @@ def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:
     state = runtime.state_layouts
     parameters = [layout for name, layout in state.items() if name.startswith(PARAMS)]
     others = [layout for name, layout in state.items() if not name.startswith(PARAMS)]
-    batch = batch_layouts(batch_shapes(run.config.training), run.mesh)
+    tensors = run.config.model.batch_tensors(run.config.training.sequence_length)
+    batch = batch_layouts(tensors, batch_shapes(run.config), run.mesh)
     return {
         "parameters": argument_bytes(parameters, run.mesh),
         "optimizer_state": argument_bytes(others, run.mesh),

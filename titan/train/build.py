@@ -88,14 +88,16 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
-        build_model,
-        parameters,
-        policy,
-        config.optimizer,
-        config.training.max_grad_norm,
-        config.training.microbatches,
-        split.plans,
-        split.borders,
+        build_model=build_model,
+        batch=config.model.batch_tensors(config.training.sequence_length),
+        loss_module=config.model.loss_module,
+        parameters=parameters,
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=config.training.max_grad_norm,
+        num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
@@ -152,7 +154,8 @@ def _compile(
     mesh: MeshSpec,
     seconds: dict[str, float],
 ) -> Executable:
-    batch = batch_layouts(_global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
+    tensors = config.model.batch_tensors(config.training.sequence_length)
+    batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step, batch)
     start = time.perf_counter()

@@ -142,7 +142,17 @@ def builder(case: Case) -> tuple[StepBuilder, Stacks]:
     model, policy = build(), sharding_policy(case.config.parallelism)
     stacks = Stacks(stacked_parameters(model))
     layouts = parameter_layouts(model, case.mesh, policy, stacks)
-    return StepBuilder(build, layouts, policy, case.config.optimizer, 1.0, case.microbatches), stacks
+    steps = StepBuilder(
+        build_model=build,
+        batch=case.config.model.batch_tensors(LENGTH),
+        loss_module=case.config.model.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=case.config.optimizer,
+        max_grad_norm=1.0,
+        num_microbatches=case.microbatches,
+    )
+    return steps, stacks
 
 
 @functools.cache
@@ -163,7 +173,7 @@ def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
     shapes = {n: np.shape(a) for n, a in placed(case).items() if not (evaluate and n == LEARNING_RATE)}
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
     make_step = steps.eval_step if evaluate else steps.train_step
-    layouts = state, batch_layouts(shapes, case.mesh)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(make_step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(make_step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))

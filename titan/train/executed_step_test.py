@@ -42,7 +42,16 @@ def _batch(repeats: int = 1) -> Arrays:
 def _builder() -> StepBuilder:
     build_model = MODEL.components().build
     parameters = parameter_layouts(build_model(), ONE_DEVICE, POLICY)
-    return StepBuilder(build_model, parameters, POLICY, OptimizerConfig(), max_grad_norm=1.0, num_microbatches=1)
+    return StepBuilder(
+        build_model=build_model,
+        batch=MODEL.batch_tensors(8),
+        loss_module=MODEL.loss_module,
+        parameters=parameters,
+        policy=POLICY,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=1,
+    )
 
 
 def _state(builder: StepBuilder) -> Arrays:
@@ -69,7 +78,7 @@ def _xla(builder: StepBuilder) -> Step:
 
 
 def _compile(builder: StepBuilder, shapes: Shapes) -> XlaExecutable:
-    layouts = train_state_layouts(builder.parameters, ONE_DEVICE), batch_layouts(shapes, ONE_DEVICE)
+    layouts = train_state_layouts(builder.parameters, ONE_DEVICE), batch_layouts(builder.batch, shapes, ONE_DEVICE)
     return lower_xla(capture(builder.train_step, *layouts, ONE_DEVICE), jax.devices()[:1]).compile()
 
 

@@ -58,7 +58,16 @@ TOLERANCE = 1e-5  # of the largest value: float32 sums in another order
 def builder(family: str, mesh: MeshSpec) -> StepBuilder:
     build = FAMILIES[family].components().build
     policy = ShardingPolicy(reduce_dtype=torch.float32)
-    return StepBuilder(build, parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), 1.0, 1)
+    return StepBuilder(
+        build_model=build,
+        batch=FAMILIES[family].batch_tensors(LENGTH),
+        loss_module=FAMILIES[family].loss_module,
+        parameters=parameter_layouts(build(), mesh, policy),
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=1,
+    )
 
 
 @functools.cache
@@ -97,7 +106,7 @@ def initial_state(family: str) -> dict[str, np.ndarray]:
 def captured(family: str, mesh: MeshSpec) -> StepGraph:
     steps = builder(family, mesh)
     shapes = {name: np.shape(array) for name, array in batch().items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))

@@ -179,9 +179,9 @@ class _Loop:
         return _Prepared(executable, executable.place(batch), rate, self._data.train.get_state(), wait_seconds)
 
     def _microbatches(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """[rows, positions] to [microbatch, rows, positions], positions in the order of the mesh."""
+        """[rows, ...] to [microbatch, rows, ...], tokens in the order of the mesh."""
         num = self._run.config.training.microbatches
-        batch = {name: array.reshape(num, -1, array.shape[-1]) for name, array in rows.items()}
+        batch = {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
         return in_mesh_order(batch, self._run.mesh)
 
     def _read_pending(self) -> None:

@@ -1,13 +1,13 @@
 """The names and layouts of a run's state and batch."""
 
 import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
-from titan.core.data import packing
+from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
@@ -22,10 +22,7 @@ STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
 PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
-BATCH_TENSORS = ("tokens", "labels", "positions", "segment_ids")
 LEARNING_RATE = "learning_rate"
-
-IGNORED_LABEL = packing.IGNORED_LABEL
 
 
 def parameter_layouts(
@@ -62,17 +59,22 @@ def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorL
     return {f"{PARAMS}{name}": layout for name, layout in parameters.items()}
 
 
-def batch_layouts(shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec) -> dict[str, TensorLayout]:
+def batch_layouts(
+    tensors: Sequence[BatchTensor], shapes: Mapping[str, tuple[int, ...]], mesh: MeshSpec
+) -> dict[str, TensorLayout]:
     """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      shapes: global shape of each tensor of the batch: [microbatch, sequence, position] for the int32 tensors, whose
-        sequences are split over the batch axes and positions over the sequence axis, and () for the float32 learning
-        rate, where there is one.
+      tensors: those of the model, of which names and dtypes are taken.
+      shapes: global shape of each tensor of the batch: [microbatch, row, position, ...] for the model's, whose rows are
+        split over the batch axes and positions over the sequence axis, and () for the float32 learning rate, where
+        there is one.
     """
     dims = {**dict.fromkeys(BATCH_AXES, 1), SEQUENCE_AXIS: 2}
     placements = tuple(Shard(dims[name]) if name in dims else Replicate() for name in mesh.axis_names)
-    layouts = {name: TensorLayout(shapes[name], torch.int32, placements) for name in BATCH_TENSORS}
+    layouts = {
+        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements) for tensor in tensors
+    }
     if LEARNING_RATE in shapes:
         layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))
     return layouts

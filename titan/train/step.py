@@ -1,12 +1,12 @@
 """The training step and the evaluation step as functions of one rank's tensors.
 
-The loss is the sum of token losses over all ranks and microbatches divided by the number of labelled tokens in all of
-them: gradients are summed over ranks, never averaged, so ranks and microbatches with different numbers of tokens count
-rightly.
+The loss is the sum of token losses over all ranks and microbatches divided by the number of tokens that count (those
+with a label, those of pictures) in all of them: gradients are summed over ranks, never averaged, so ranks and
+microbatches with different numbers of tokens count rightly.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
+from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.module_borders import Borders, place_borders
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
@@ -22,10 +23,8 @@ from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
 from titan.train.state import (
-    BATCH_TENSORS,
     EXP_AVG,
     EXP_AVG_SQ,
-    IGNORED_LABEL,
     LEARNING_RATE,
     PARAMS,
     SKIPPED_STEPS,
@@ -42,6 +41,8 @@ class StepBuilder:
     Attributes:
       build_model: makes the model on the meta device; called once for each step built, since simple_fsdp
         changes it in place.
+      batch: the tensors of a batch, in the order in which the model's `loss` takes them.
+      loss_module: name of the model's submodule that computes the loss.
       parameters: the layouts of its parameters.
       policy: how parameters are gathered and gradients reduced.
       optimizer: AdamW's settings.
@@ -52,6 +53,8 @@ class StepBuilder:
     """
 
     build_model: Callable[[], nn.Module]
+    batch: Sequence[BatchTensor]
+    loss_module: str
     parameters: dict[str, TensorLayout]
     policy: ShardingPolicy
     optimizer: OptimizerConfig
@@ -72,7 +75,7 @@ class StepBuilder:
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
             with region("loss"):
-                num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, policy.data_axes)
+                num_tokens = self._sum(self._num_counted(batch), mesh, policy.data_axes)
                 denominator = num_tokens.clamp(min=1).to(torch.float32)
             loss, grads = self._accumulate(model, weights, batch, denominator)
             with region("loss"):
@@ -85,7 +88,7 @@ class StepBuilder:
             metrics = {"loss": loss, "grad_norm": grad_norm, "num_tokens": num_tokens}
             return new_state, {**metrics, SKIPPED_STEPS: new_state[SKIPPED_STEPS].clone()}
 
-        return StepFunction(step, model, loss_module="cross_entropy")
+        return StepFunction(step, model, loss_module=self.loss_module)
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
@@ -97,10 +100,10 @@ class StepBuilder:
                 losses = [self._loss(model, weights, microbatch) for microbatch in self._microbatches(batch)]
                 with region("loss"):
                     loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
-                    num_tokens = self._sum((batch["labels"] != IGNORED_LABEL).sum(), mesh, self.policy.data_axes)
+                    num_tokens = self._sum(self._num_counted(batch), mesh, self.policy.data_axes)
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
-        return StepFunction(step, model, loss_module="cross_entropy")
+        return StepFunction(step, model, loss_module=self.loss_module)
 
     def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
         model = self.build_model()
@@ -125,15 +128,20 @@ class StepBuilder:
             weights[name] = local.requires_grad_(torch.is_grad_enabled())
         return weights
 
+    def _num_counted(self, batch: Tensors) -> torch.Tensor:
+        """The number of tokens on this rank that the loss counts."""
+        (tensor,) = (tensor for tensor in self.batch if tensor.ignored is not None)
+        return (batch[tensor.name] != tensor.ignored).sum()
+
     def _microbatches(self, batch: Tensors) -> Iterable[Tensors]:
         for index in range(self.num_microbatches):
-            yield {name: batch[name][index] for name in BATCH_TENSORS}
+            yield {tensor.name: batch[tensor.name][index] for tensor in self.batch}
 
     def _loss(self, model: nn.Module, weights: Tensors, microbatch: Tensors) -> torch.Tensor:
         return torch.func.functional_call(
             _LossOf(model),
             {f"model.{name}": weight for name, weight in weights.items()},
-            tuple(microbatch[name] for name in BATCH_TENSORS),
+            tuple(microbatch[tensor.name] for tensor in self.batch),
         )
 
     def _accumulate(

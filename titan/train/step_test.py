@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from titan.core.data.packing import IGNORED_LABEL
 from titan.core.init import init_plan, sample
 from titan.graph.capture import capture
 from titan.graph.executors.torch import TorchExecutable
@@ -21,7 +22,6 @@ from titan.train.build import graph_passes
 from titan.train.config import Config, OptimizerConfig
 from titan.train.state import (
     EXP_AVG,
-    IGNORED_LABEL,
     LEARNING_RATE,
     PARAMS,
     batch_layouts,
@@ -93,7 +93,14 @@ def builder(
     build = MODEL.components().build
     policy = ShardingPolicy(gather_dtype=gather_dtype, reduce_dtype=torch.float32)
     return StepBuilder(
-        build, parameter_layouts(build(), mesh, policy), policy, OptimizerConfig(), max_grad_norm, num_microbatches
+        build_model=build,
+        batch=MODEL.batch_tensors(LENGTH),
+        loss_module=MODEL.loss_module,
+        parameters=parameter_layouts(build(), mesh, policy),
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=max_grad_norm,
+        num_microbatches=num_microbatches,
     )
 
 
@@ -108,7 +115,7 @@ def captured(
 ) -> StepGraph:
     steps = builder(mesh, num_microbatches, max_grad_norm, gather_dtype)
     shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     if mesh.num_devices > 1:
         check_spmd(graph, capture(steps.train_step, *layouts, mesh, rank=mesh.num_devices - 1))
@@ -191,7 +198,7 @@ def test_every_reduction_of_a_gradient_is_in_reduce_dtype(num_microbatches: int)
     steps = builder(mesh, num_microbatches)
     steps = dataclasses.replace(steps, policy=dataclasses.replace(steps.policy, reduce_dtype=torch.bfloat16))
     shapes = {name: np.shape(array) for name, array in microbatches(batches()[0], num_microbatches).items()}
-    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(shapes, mesh)
+    layouts = train_state_layouts(steps.parameters, mesh), batch_layouts(steps.batch, shapes, mesh)
     graph = capture(steps.train_step, *layouts, mesh)
     reduced = {
         (node.target._opname, node.meta["val"].dtype)

@@ -75,6 +75,8 @@ MODELS = {
 }
 """Name to what makes the component tree."""
 
+_BATCH_TENSORS = Llama3Config().batch_tensors(LENGTH)  # of all decoders
+
 
 @dataclasses.dataclass(frozen=True)
 class Case:
@@ -132,7 +134,17 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     stacks = Stacks(stacked_parameters(build()))
     policy = ShardingPolicy(gather_dtype=case.gather_dtype, reduce_dtype=torch.float32)
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
-    return StepBuilder(build, layouts, policy, OptimizerConfig(), 1.0, case.microbatches), stacks
+    steps = StepBuilder(
+        build_model=build,
+        batch=_BATCH_TENSORS,
+        loss_module=Llama3Config.loss_module,
+        parameters=layouts,
+        policy=policy,
+        optimizer=OptimizerConfig(),
+        max_grad_norm=1.0,
+        num_microbatches=case.microbatches,
+    )
+    return steps, stacks
 
 
 @functools.cache
@@ -182,7 +194,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
         if not (evaluate and name == LEARNING_RATE)
     }
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
-    layouts = state, batch_layouts(shapes, case.mesh)
+    layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
         check_spmd(graph, capture(step, *layouts, case.mesh, rank=case.mesh.num_devices - 1))

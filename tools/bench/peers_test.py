@@ -1,15 +1,20 @@
-"""The hand-written JAX step and the PyTorch step train the same model: same losses over several steps, also sharded."""
+"""The hand-written JAX step, PyTorch and Hugging Face train the same model: same losses over several steps."""
 
 import dataclasses
 
 import jax
 import numpy as np
 import pytest
+import torch
 
 from titan.models.llama3.config import Llama3Config
 from titan.train.config import Config
+from tools.bench.hf_parity import one_document
+from tools.bench.hf_trainer import HfTrainer
+from tools.bench.interleaved import max_difference, medians, ratios
 from tools.bench.jax_llama3 import Hyperparameters, JaxTrainer
 from tools.bench.torch_llama3 import TorchTrainer
+from tools.bench.worker import Turn
 
 _MODEL = Llama3Config(vocab_size=64, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24)
 _HYPERPARAMETERS = Hyperparameters(
@@ -52,6 +57,26 @@ def test_jax_and_torch_train_alike(weights, num_devices):
     np.testing.assert_allclose(losses, expected, atol=1e-5)
     assert expected[0] != pytest.approx(expected[-1], abs=1e-2)
     assert int(jax_trainer.state.step) == len(batches) and int(jax_trainer.state.skipped) == 0
+
+
+def test_hugging_face_and_torch_train_alike(weights, tmp_path):
+    _MODEL.hf().save_hf({name: torch.from_numpy(value) for name, value in weights.items()}, _MODEL, str(tmp_path))
+    batches = [one_document(_batch(seed)) for seed in range(3)]
+    config = dataclasses.replace(Config(), model=_MODEL)
+    torch_trainer = TorchTrainer(weights, config, compiled=False)
+    hf_trainer = HfTrainer(str(tmp_path), config.optimizer, config.training.max_grad_norm, compiled=False)
+    expected = [torch_trainer.step(batch, 0.01) for batch in batches]
+    np.testing.assert_allclose([hf_trainer.step(batch, 0.01) for batch in batches], expected, atol=1e-5)
+
+
+def test_a_ratio_is_of_steps_of_one_round():
+    turns = {
+        "ours": [Turn(seconds, 1.0, 0, 2.0) for seconds in (50, 9, 1, 2, 4)],
+        "peer": [Turn(seconds, 2.0, 0, 2.5) for seconds in (99, 9, 3, 8, 8)],
+    }
+    assert ratios(turns, {"vs_peer": ("ours", "peer")})["vs_peer"] == 3  # of 3, 4 and 2; the warm-up does not count
+    assert max_difference(turns, "ours") == 0.5
+    assert medians(turns) == {"ours_step_s": 2, "ours_cpu_s": 1, "peer_step_s": 8, "peer_cpu_s": 2}
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing_but_the_count(weights):

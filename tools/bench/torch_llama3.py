@@ -13,8 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from titan.core.data.packing import IGNORED_LABEL
 from titan.train.config import Config
-from titan.train.state import BATCH_TENSORS, IGNORED_LABEL
 
 
 class TorchTrainer:
@@ -30,6 +30,7 @@ class TorchTrainer:
         self._model = model_config.components().build().to_empty(device="cpu")
         self._model.load_state_dict({name: torch.from_numpy(value) for name, value in named.items()})
         self._loss = torch.compile(self._model.loss, fullgraph=True) if compiled else self._model.loss
+        self._batch_tensors = model_config.batch_tensors(config.training.sequence_length)
         self._max_grad_norm = config.training.max_grad_norm
         optimizer = config.optimizer
         self._optimizer = torch.optim.AdamW(
@@ -43,9 +44,9 @@ class TorchTrainer:
 
     def step(self, batch: Mapping[str, np.ndarray], learning_rate: float) -> float:
         """One training step; returns the loss before the update, which is skipped where the gradient is not finite."""
-        tensors = {name: torch.from_numpy(batch[name]) for name in BATCH_TENSORS}
-        num_tokens = (tensors["labels"] != IGNORED_LABEL).sum().clamp(min=1)
-        loss = self._loss(*tensors.values()) / num_tokens
+        tensors = [torch.from_numpy(batch[tensor.name]) for tensor in self._batch_tensors]
+        num_tokens = torch.from_numpy(batch["labels"] != IGNORED_LABEL).sum().clamp(min=1)
+        loss = self._loss(*tensors) / num_tokens
         loss.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._max_grad_norm)
         if torch.isfinite(grad_norm):

@@ -1,4 +1,4 @@
-"""Causal grouped-query self-attention; the attention maths proper is a node of its own, so that it can be swapped.
+"""Grouped-query self-attention; the attention maths proper is a node of its own, so that it can be swapped.
 
 Shapes: B batch, T tokens (queries), S tokens (keys), N query heads, K key/value heads, G = N / K query heads per
 key/value head, D head dim, H half of it, E model dim, F = N D. Query head n belongs to key/value head n // G.
@@ -44,6 +44,11 @@ def causal_segment_mask(segment_ids_BT: Tensor) -> AttentionMask:
     return AttentionMask(segment_ids_BT, causal_TS & (segment_ids_BT.unsqueeze(2) == segment_ids_BT.unsqueeze(1)))
 
 
+def segment_mask(segment_ids_BT: Tensor) -> AttentionMask:
+    """A token sees all tokens of its own segment; padding (segment 0) is a segment like any other."""
+    return AttentionMask(segment_ids_BT, segment_ids_BT.unsqueeze(2) == segment_ids_BT.unsqueeze(1))
+
+
 @dataclasses.dataclass(frozen=True)
 class CausalSegmentMaskConfig:
     """Configuration of `CausalSegmentMask`."""
@@ -68,10 +73,12 @@ class MathAttentionConfig:
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
       window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
+      causal: whether the masks of this model are causal, for kernels that make the mask themselves.
     """
 
     scale: float
     window: int = 0
+    causal: bool = True
 
     def build(self) -> "MathAttention":
         """The module, which has no parameters."""
@@ -112,10 +119,12 @@ class SdpaAttentionConfig:
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
       window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
+      causal: whether the masks of this model are causal, for kernels that make the mask themselves.
     """
 
     scale: float
     window: int = 0
+    causal: bool = True
 
     def build(self) -> "SdpaAttention":
         """The module, which has no parameters."""

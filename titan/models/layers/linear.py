@@ -1,4 +1,4 @@
-"""A linear map without bias."""
+"""A linear map."""
 
 import dataclasses
 
@@ -17,11 +17,13 @@ class LinearConfig:
       in_dim: size of the input's last dim.
       out_dim: size of the output's last dim.
       weight_init: initial values of the weight.
+      bias_init: initial values of the bias; None: there is none.
     """
 
     in_dim: int
     out_dim: int
     weight_init: Initializer = TruncatedNormal(0.02)
+    bias_init: Initializer | None = None
 
     def build(self) -> "Linear":
         """The module, on the current default device."""
@@ -29,7 +31,7 @@ class LinearConfig:
 
 
 class Linear(nn.Module):
-    """`x @ weight.T`, computed in the weight's dtype.
+    """`x @ weight.T + bias`, computed in the weight's dtype.
 
     The weight decides the precision: a policy that hands out bfloat16 weights thereby makes the product a bfloat16 one,
     whatever the dtype of the activations.
@@ -39,8 +41,12 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(config.out_dim, config.in_dim, dtype=torch.float32))
         self.param_init = {"weight": config.weight_init}
+        self.bias = None
+        if config.bias_init is not None:
+            self.bias = nn.Parameter(torch.empty(config.out_dim, dtype=torch.float32))
+            self.param_init["bias"] = config.bias_init
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in_dim] of any float dtype to [..., out_dim] in the weight's dtype."""
         weight = self.weight  # read once: under a parametrisation each read is a gather
-        return F.linear(x.to(weight.dtype), weight)
+        return F.linear(x.to(weight.dtype), weight, self.bias)

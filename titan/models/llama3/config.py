@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class Llama3Config:
+class Llama3Config(DecoderFamily):
     """Hyperparameters of a Llama 3; the defaults are those of the debug size."""
 
     vocab_size: int = option(4096, "Number of token ids; at least the tokenizer's.", minimum=1)

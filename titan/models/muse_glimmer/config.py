@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True)
-class MuseGlimmerConfig:
+class MuseGlimmerConfig(DecoderFamily):
     """Hyperparameters of a Muse Glimmer; the defaults are those of the debug size."""
 
     tie_embeddings: ClassVar[bool] = False

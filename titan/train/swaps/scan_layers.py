@@ -71,7 +71,8 @@ class ScannedLayers(nn.Module):
             carry = tree_unflatten(list(leaves), carry_form)
             arguments = tree_unflatten(list(shared_leaves), shared_form)
             for name, block in self.named_children():
-                own = {key.removeprefix(f"{name}."): weight for key, weight in weights.items() if key.startswith(name)}
+                prefix = f"{name}."
+                own = {key.removeprefix(prefix): weight for key, weight in weights.items() if key.startswith(prefix)}
                 carry = torch.func.functional_call(block, own, (carry, *arguments))
             return tuple(tree_flatten(carry)[0])
 

@@ -19,12 +19,14 @@ class SplashAttentionConfig:
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
       window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
+      causal: whether a query sees no token after it.
       tiles: block sizes.
       implementation: see `splash_attention`.
     """
 
     scale: float
     window: int
+    causal: bool
     tiles: SplashTiles
     implementation: str
 
@@ -34,14 +36,14 @@ class SplashAttentionConfig:
 
 
 class SplashAttention(nn.Module):
-    """Causal attention within segments, from the segment ids alone: the [T, T] form of the mask is never computed."""
+    """Attention within segments, from the segment ids alone: the [T, T] form of the mask is never computed."""
 
     def __init__(self, config: SplashAttentionConfig):
         super().__init__()
         self.config = config
 
     def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask | SplitMask) -> Tensor:
-        """Attends from each query to the earlier keys of its segment and window; returns [B, N, T, D] in q's dtype."""
+        """Attends from each query to the keys of its segment and window; returns [B, N, T, D] in q's dtype."""
         is_split = isinstance(mask, SplitMask)
         return splash_attention(
             q_BNTD,
@@ -49,7 +51,7 @@ class SplashAttention(nn.Module):
             v_BKSD,
             mask.segment_ids_BT,
             *((mask.kv_segment_ids_BS, mask.query_starts_C) if is_split else ()),
-            causal=True,
+            causal=self.config.causal,
             window=self.config.window,
             scale=self.config.scale,
             tiles=self.config.tiles,
@@ -67,6 +69,8 @@ def splash_attention_rules(config: Config) -> tuple[Rule, ...]:
         Rule(
             name="splash_attention",
             type=(MathAttentionConfig, SdpaAttentionConfig),
-            replace=lambda node: SplashAttentionConfig(node.scale, node.window, tiles, kernel.implementation),
+            replace=lambda node: SplashAttentionConfig(
+                node.scale, node.window, node.causal, tiles, kernel.implementation
+            ),
         ),
     )
