@@ -11,6 +11,7 @@ from titan.parallel.collectives import gather_to_parts, scatter_sum, sum_parts, 
 from titan.parallel.mesh_axis import MeshAxis
 from titan.parallel.module_borders import Axes, ModuleBorder
 from titan.parallel.parallel_plan import Border, ParallelPlan, Split, Whole
+from titan.parallel.vocabulary import first_entry
 from titan.parallel.weight_plan import WeightPlan
 
 _TOKEN_DIM = 1  # of [B, T, E]
@@ -58,7 +59,7 @@ class _VocabularyBorder(_TokenBorder):
 
     def run(self, forward: Callable[..., Any], axes: Axes, tokens_BT: Tensor) -> Tensor:
         axis = axes[self.axis]
-        row_BT = tokens_BT - axis.index() * self.num_embeddings
+        row_BT = tokens_BT - first_entry(axis, self.num_embeddings)
         is_here_BT = (row_BT >= 0) & (row_BT < self.num_embeddings)
         found_BTE = forward(torch.where(is_here_BT, row_BT, 0))
         return self.leave(torch.where(is_here_BT.unsqueeze(-1), found_BTE, 0.0), axis)
