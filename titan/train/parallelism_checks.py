@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from titan.core.config.validate import ConfigError
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.train.config import Config
@@ -13,6 +14,13 @@ def check_context_parallel(config: "Config") -> None:
     size, length = config.parallelism.context_parallel, config.training.sequence_length
     if size == 1:
         return
+    if not isinstance(config.model, DecoderFamily):
+        raise ConfigError(
+            "parallelism.context_parallel",
+            "it splits causal attention over tokens, of which "
+            f"a {type(config.model).__name__.removesuffix('Config')} has none",
+            "leave it at 1",
+        )
     if length % (2 * size):
         raise ConfigError(
             "training.sequence_length",
