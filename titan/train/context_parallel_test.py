@@ -12,6 +12,7 @@ import torch
 from titan.core.config.validate import ConfigError
 from titan.core.init import Normal, init_plan, sample
 from titan.graph.capture import capture
+from titan.graph.executors.torch import place_local
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
@@ -23,7 +24,7 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.build import components, graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig, TrainingConfig
-from titan.train.mesh_axes import mesh_spec, sharding_policy
+from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
 from titan.train.parallelism_checks import check_context_parallel
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
@@ -49,7 +50,7 @@ import jax  # noqa: E402 (after NPROC)
 
 jax.config.update("jax_num_cpu_devices", NUM_DEVICES)
 
-from titan.graph.executors.xla import abstract_arrays, jax_mesh, lower_xla  # noqa: E402
+from titan.graph.executors.xla import abstract_arrays, jax_mesh, lower_xla, sharding  # noqa: E402
 
 _SIZES = {"vocab_size": 100, "dim": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
 FAMILIES: dict[str, ModelConfig] = {
@@ -298,6 +299,21 @@ def test_tokens_keep_their_labels_positions_and_documents():
         before, after = (sorted(zip(*(arrays[name][0, row].tolist() for name in whole))) for arrays in (whole, moved))
         assert before == after
     assert not np.array_equal(moved["tokens"], whole["tokens"])
+
+
+def test_each_rank_of_the_torch_executor_has_the_part_that_xla_places_on_its_device():
+    mesh = MeshSpec(("dp_shard", "cp"), (2, 4))
+    whole = {name: array[None] for name, array in batch().items()}
+    tensors = FAMILIES["llama3"].batch_tensors(LENGTH)
+    layouts = batch_layouts(tensors, {name: array.shape for name, array in whole.items()}, mesh)
+    devices = jax_mesh(mesh, jax.devices())
+    for name, layout in layouts.items():
+        placed_by_xla = jax.device_put(whole[name], sharding(layout, mesh, devices))
+        shards = {shard.device: np.asarray(shard.data) for shard in placed_by_xla.addressable_shards}
+        for rank, device in enumerate(devices.devices.flat):
+            share, num_shares = data_share(mesh, rank, mesh.num_devices)
+            rows = {name: np.split(array, num_shares, axis=1)[share] for name, array in whole.items()}
+            np.testing.assert_array_equal(place_local(rows, layouts, mesh, rank)[name], shards[device])
 
 
 @pytest.mark.parametrize(
