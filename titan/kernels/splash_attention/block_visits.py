@@ -62,15 +62,12 @@ def block_visits(
     # A range of keys has no gaps, and neither has a block.
     seen_IJ = (first_I[:, None] < begin_J + block_kv) & (end_I[:, None] > begin_J)
     seen = seen_IJ.T if by_key else seen_IJ
-    width = seen.shape[1]
+    block = jnp.broadcast_to(jnp.arange(seen.shape[1]), seen.shape)
     if shrink:
         own, other = (block_kv, block_q) if by_key else (block_q, block_kv)
-        width = min(width, _most_visits(mask, own, other, len(query_starts) if by_key else 1))
-        # Those that are seen come first, in order.
-        block = jnp.argsort(~seen, axis=1, stable=True)[:, :width]
-        seen = jnp.take_along_axis(seen, block, axis=1)
-    else:
-        block = jnp.broadcast_to(jnp.arange(width), seen.shape)
+        width = _most_visits(mask, own, other, len(query_starts) if by_key else 1)
+        if width < seen.shape[1]:
+            block, seen = _seen_first(seen, width)
     block = _next_visited(block, seen)
     tables = (_small(x.T if by_key else x, largest=max(seen_IJ.shape)) for x in (block, seen))
     return BlockVisits(*(table[None] for table in tables), query_index)
@@ -86,13 +83,24 @@ def _most_visits(mask: PositionMask, own: int, other: int, num_chunks: int) -> i
     return math.ceil(span / other) + 3 * num_chunks - 2
 
 
+def _seen_first(seen: jax.Array, width: int) -> tuple[jax.Array, jax.Array]:
+    """In each row the blocks that are seen, in order, as [rows, width], and which of them there are."""
+    place = jnp.cumsum(seen, axis=1) - 1
+    step = np.arange(width)
+    is_it = seen[:, :, None] & (place[:, :, None] == step)
+    block = jnp.sum(jnp.where(is_it, np.arange(seen.shape[1])[:, None], 0), axis=1)
+    return block, step <= place[:, -1:]
+
+
 def _next_visited(block: jax.Array, seen: jax.Array) -> jax.Array:
-    """`block` where it is seen, else that of the next step that is, or of the last of all."""
-    steps = jnp.arange(seen.size)
-    visited = jnp.where(seen.reshape(-1), steps, seen.size)
-    following = lax.cummin(visited, reverse=True)
-    last = jnp.max(jnp.where(seen.reshape(-1), steps, 0))
-    return block.reshape(-1)[jnp.minimum(following, last)].reshape(seen.shape)
+    """`block` where it is seen, else that of the next step that is, row after row; after the last such step, any."""
+    num_rows, width = seen.shape
+    step = lax.cummin(jnp.where(seen, np.arange(width), width), axis=1, reverse=True)
+    in_row = jnp.take_along_axis(block, jnp.minimum(step, width - 1), axis=1)
+    # The next row in which anything is seen, and the first block there.
+    row = lax.cummin(jnp.where(seen.any(axis=1), np.arange(num_rows), num_rows), reverse=True)
+    first = in_row[jnp.minimum(jnp.roll(row, -1).at[-1].set(num_rows), num_rows - 1), 0]
+    return jnp.where(step < width, in_row, first[:, None])
 
 
 def _small(table: jax.Array, largest: int) -> jax.Array:
