@@ -24,7 +24,6 @@ def test_a_run_with_split_sequences_equals_one_device_and_goes_on_with_the_other
         "split",
         "--parallelism.num_devices=4",
         "--parallelism.context_parallel=2",
-        "--splash_attention_kernel.use_splash_attention_kernel",
         "--training.steps=2",
         defaults=FLAGS,
     )
