@@ -4,7 +4,7 @@ import html
 from collections.abc import Iterable, Mapping, Sequence
 
 from titan.graph.aot.report import Report
-from titan.graph.aot.text import to_text
+from titan.graph.aot.text import size_text, to_text
 
 _COLOURS = {
     "parameters": "#3b6ea8",
@@ -48,12 +48,12 @@ def to_html(report: Report) -> str:
         f"<p>{report.num_devices} devices on {report.num_chips} chips, mesh {html.escape(report.mesh)}; "
         f"{report.batch_size} sequences of {report.sequence_length} tokens a step</p>",
         *_options(report.compiler_options),
-        f'<p class="verdict {"good" if memory.fits else "bad"}">A device needs {_gib(memory.needed)} of '
-        f"{_gib(memory.capacity)}: {verdict}.</p>",
+        f'<p class="verdict {"good" if memory.fits else "bad"}">A device needs {size_text(memory.needed)} of '
+        f"{size_text(memory.capacity)}: {verdict}.</p>",
         "<h2>Memory of a device at the peak</h2>",
         _legend(parts),
         _bar(parts, memory.capacity),
-        _rows(("kind", "bytes"), [(name, _gib(size)) for name, size in parts.items() if size]),
+        _rows(("kind", "bytes"), [(name, size_text(size)) for name, size in parts.items() if size]),
         *(["<ul>", *(f"<li>{html.escape(line)}</li>" for line in memory.advice), "</ul>"] if memory.advice else []),
         "<h2>Memory over the schedule</h2>",
         "<p>What is there throughout (parameters, optimizer state, batch) at the bottom, temporaries on it.</p>",
@@ -62,7 +62,7 @@ def to_html(report: Report) -> str:
         "<h2>Largest buffers at the peak</h2>",
         _rows(
             ("bytes", "number", "shape", "kind", "made by"),
-            [(_gib(one.bytes), f"{one.count}", one.shape, one.kind, one.made_by) for one in memory.largest],
+            [(size_text(one.bytes), f"{one.count}", one.shape, one.kind, one.made_by) for one in memory.largest],
         ),
         "<h2>Collectives by mesh axis</h2>",
         _collectives(report),
@@ -91,18 +91,30 @@ def _legend(parts: Iterable[str]) -> str:
 
 def _bar(parts: Mapping[str, int], capacity: int) -> str:
     """One stacked bar, with a line where the memory ends."""
-    scale = (_WIDTH - 20) / max(sum(parts.values()), capacity)
+    scale = (_WIDTH - 20) / _extent(sum(parts.values()), capacity)
     shapes, x = [], 0.0
     for name, size in parts.items():
         shapes.append(
             f'<rect x="{x:.1f}" y="18" width="{size * scale:.1f}" height="44" fill="{_COLOURS[name]}">'
-            f"<title>{html.escape(name)}: {_gib(size)}</title></rect>"
+            f"<title>{html.escape(name)}: {size_text(size)}</title></rect>"
         )
         x += size * scale
-    end = capacity * scale
-    shapes.append(f'<line x1="{end:.1f}" x2="{end:.1f}" y1="10" y2="70" stroke="#a3262a" stroke-width="2"/>')
-    shapes.append(f'<text x="{end:.1f}" y="8" text-anchor="end" fill="#a3262a">{_gib(capacity)}</text>')
+    end = min(capacity * scale, _WIDTH)
+    if end < _WIDTH:
+        shapes.append(f'<line x1="{end:.1f}" x2="{end:.1f}" y1="10" y2="70" stroke="#a3262a" stroke-width="2"/>')
+    shapes.append(
+        f'<text x="{end:.1f}" y="8" text-anchor="end" fill="#a3262a">{_capacity(capacity, end < _WIDTH)}</text>'
+    )
     return _svg(80, "memory by kind", shapes)
+
+
+def _extent(size: int, capacity: int) -> int:
+    """Bytes that a picture's length stands for: the capacity, or of a small program twice what it needs."""
+    return max(size, capacity) if 8 * size >= capacity else 2 * size
+
+
+def _capacity(capacity: int, is_shown: bool) -> str:
+    return size_text(capacity) if is_shown else f"{size_text(capacity)} are there, far beyond this picture"
 
 
 def _area(timeline: Mapping[str, Sequence[int]], always: int, capacity: int) -> str:
@@ -112,7 +124,8 @@ def _area(timeline: Mapping[str, Sequence[int]], always: int, capacity: int) -> 
         return "<p>not known</p>"
     height, top = 240, 20
     totals = [always + sum(column) for column in zip(*timeline.values())]
-    scale = (height - top) / max(*totals, capacity)
+    extent = _extent(max(totals), capacity)
+    scale = (height - top) / extent
     step = (_WIDTH - 20) / max(num_points - 1, 1)
 
     def y(size: float) -> float:
@@ -126,9 +139,10 @@ def _area(timeline: Mapping[str, Sequence[int]], always: int, capacity: int) -> 
         points += [f"{index * step:.1f},{y(base[index]):.1f}" for index in reversed(range(num_points))]
         shapes.append(f'<polygon points="{" ".join(points)}" fill="{_COLOURS[name]}"/>')
         base = ceiling
-    line = y(capacity)
-    shapes.append(f'<line x1="0" x2="{_WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="#a3262a" stroke-width="2"/>')
-    shapes.append(f'<text x="4" y="{line - 5:.1f}" fill="#a3262a">{_gib(capacity)}</text>')
+    line = y(min(capacity, extent))
+    if capacity <= extent:
+        shapes.append(f'<line x1="0" x2="{_WIDTH}" y1="{line:.1f}" y2="{line:.1f}" stroke="#a3262a" stroke-width="2"/>')
+    shapes.append(f'<text x="4" y="{line - 5:.1f}" fill="#a3262a">{_capacity(capacity, capacity <= extent)}</text>')
     return _svg(height, "memory over the schedule", shapes)
 
 
@@ -145,7 +159,7 @@ def _collectives(report: Report) -> str:
         form = "asynchronous" if row.asynchronous else "exposed"
         shapes.append(f'<text x="0" y="{y + 15}">{html.escape(label)}</text>')
         shapes.append(f'<rect x="360" y="{y + 2}" width="{width:.1f}" height="18" fill="{colour}"/>')
-        shapes.append(f'<text x="{368 + width:.1f}" y="{y + 15}">{_gib(row.bytes)} {form}</text>')
+        shapes.append(f'<text x="{368 + width:.1f}" y="{y + 15}">{size_text(row.bytes)} {form}</text>')
     return _svg(26 * len(report.collectives), "collectives by axis", shapes)
 
 
@@ -166,7 +180,7 @@ def _programs(report: Report) -> list[str]:
     if not report.programs:
         return []
     rows = [
-        (one.name, str(one.calls), _gib(one.peak), f"{one.compile_seconds:.1f}" + " (kept)" * one.was_kept)
+        (one.name, str(one.calls), size_text(one.peak), f"{one.compile_seconds:.1f}" + " (kept)" * one.was_kept)
         for one in report.programs
     ]
     return [
@@ -191,7 +205,3 @@ def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _svg(height: int, label: str, shapes: Iterable[str]) -> str:
     return f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(shapes)}</svg>'
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB"

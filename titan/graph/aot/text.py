@@ -38,7 +38,9 @@ def _programs(report: Report) -> list[str]:
     rows = [("program", "calls", "peak", "of it held for others", "compiled in")]
     for one in report.programs:
         kept = " by an earlier run" if one.was_kept else ""
-        rows.append((one.name, str(one.calls), _gib(one.peak), _gib(one.held), f"{one.compile_seconds:.1f} s{kept}"))
+        rows.append(
+            (one.name, str(one.calls), size_text(one.peak), size_text(one.held), f"{one.compile_seconds:.1f} s{kept}")
+        )
     calls = sum(one.calls for one in report.programs)
     return [
         f"programs   a split step: {len(report.programs)} programs, {calls} calls; what follows are sums over the "
@@ -61,14 +63,14 @@ def _memory(memory: Memory) -> list[str]:
     if memory.host:
         parts["(host memory)"] = memory.host
     lines = [
-        f"memory     {verdict}: {'peak' if memory.fits else 'needs'} {_gib(memory.needed)} of "
-        f"{_gib(memory.capacity)} a device ({share:.0%})"
+        f"memory     {verdict}: {'peak' if memory.fits else 'needs'} {size_text(memory.needed)} of "
+        f"{size_text(memory.capacity)} a device ({share:.0%})"
     ]
-    lines += _table([(name, _gib(num_bytes)) for name, num_bytes in parts.items()])
+    lines += _table([(name, size_text(num_bytes)) for name, num_bytes in parts.items()])
     if memory.largest:
         lines.append("  largest buffers at the peak, besides the arguments:")
         lines += _table(
-            (_gib(row.bytes), f"{row.count} x" if row.count > 1 else "", row.shape, row.kind, row.made_by)
+            (size_text(row.bytes), f"{row.count} x" if row.count > 1 else "", row.shape, row.kind, row.made_by)
             for row in memory.largest
         )
     lines += [f"  to change: {advice}" for advice in memory.advice]
@@ -81,7 +83,7 @@ def _collectives(report: Report) -> list[str]:
     rows = [("axis", "kind", "count", "bytes", "")]
     for row in report.collectives:
         form = "asynchronous" if row.asynchronous else "exposed"
-        rows.append((row.axes, row.kind, f"{row.count}", _gib(row.bytes), form + (", in a loop" * row.in_loop)))
+        rows.append((row.axes, row.kind, f"{row.count}", size_text(row.bytes), form + (", in a loop" * row.in_loop)))
     return ["collectives  of one device, in one step", *_table(rows)]
 
 
@@ -93,10 +95,12 @@ def _compute(report: Report) -> list[str]:
             ("compiled FLOPs", f"{compute.compiled_flops:.3e} ({compute.compiled_flops / compute.model_flops:.2f}x)")
         )
     if compute.hbm_bytes is not None:
-        rows.append(("HBM traffic of a device", _gib(int(compute.hbm_bytes))))
+        rows.append(("HBM traffic of a device", size_text(int(compute.hbm_bytes))))
     kernels = ", ".join(f"{name} x {count}" for name, count in compute.kernels.items())
     if report.memory.program is not None:
-        rows.append(("program", f"{_gib(report.memory.program)}, of {_gib(compute.stablehlo_bytes)} of StableHLO"))
+        rows.append(
+            ("program", f"{size_text(report.memory.program)}, of {size_text(compute.stablehlo_bytes)} of StableHLO")
+        )
     rows.append(("Mosaic kernels", kernels or "none"))
     return ["compute    of all devices, in one step", *_table(rows)]
 
@@ -115,7 +119,8 @@ def _modelled(time: ModelledTime | None) -> list[str]:
     return [*lines, ""]
 
 
-def _gib(num_bytes: int) -> str:
+def size_text(num_bytes: int) -> str:
+    """Such as "3.20 GiB", or "64.00 MiB" for what is small."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**27 else f"{num_bytes / 2**20:.2f} MiB"
 
 
