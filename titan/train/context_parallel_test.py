@@ -25,6 +25,7 @@ from titan.train.build import components, graph_passes, with_loops
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig, TrainingConfig
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.model_split import model_split
 from titan.train.parallelism_checks import check_context_parallel
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
@@ -78,6 +79,7 @@ class Case:
     cp: int = 1
     dp_shard: int = 1
     dp_replicate: int = 1
+    tp: int = 1
     kernels: bool = False
     scan: bool = False
     memory_policy: str = "none"
@@ -89,8 +91,9 @@ class Case:
             model=FAMILIES[self.family],
             training=TrainingConfig(sequence_length=LENGTH, batch_size=ROWS),
             parallelism=ParallelismConfig(
-                num_devices=self.cp * self.dp_shard * self.dp_replicate,
+                num_devices=self.cp * self.dp_shard * self.dp_replicate * self.tp,
                 context_parallel=self.cp,
+                tensor_parallel=self.tp,
                 data_parallel_shard=self.dp_shard,
                 data_parallel_replicate=self.dp_replicate,
             ),
@@ -142,7 +145,8 @@ def builder(case: Case) -> tuple[StepBuilder, Stacks]:
     build = with_loops(components(case.config), case.config.tpu_config).build
     model, policy = build(), sharding_policy(case.config.parallelism)
     stacks = Stacks(stacked_parameters(model))
-    layouts = parameter_layouts(model, case.mesh, policy, stacks)
+    split = model_split(case.config, model)
+    layouts = parameter_layouts(model, case.mesh, policy, stacks, split.plans)
     steps = StepBuilder(
         build_model=build,
         batch=case.config.model.batch_tensors(LENGTH),
@@ -152,6 +156,8 @@ def builder(case: Case) -> tuple[StepBuilder, Stacks]:
         optimizer=case.config.optimizer,
         max_grad_norm=1.0,
         num_microbatches=case.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     return steps, stacks
 
@@ -232,13 +238,14 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
         Case("llama3", cp=4),
         Case("llama3", cp=4, dp_shard=2, scan=True, memory_policy="selective", kernels=True),
         Case("llama3", cp=2, dp_shard=2, dp_replicate=2, microbatches=2),
+        Case("llama3", cp=2, dp_shard=2, tp=2, kernels=True),
         Case("qwen3_tied", cp=2, dp_shard=2),
         Case("qwen3_moe", cp=2, dp_shard=2),
         Case("qwen3_moe", cp=8),
         Case("muse_glimmer", cp=4, dp_shard=2),
         Case("muse_glimmer", cp=2, dp_shard=2, kernels=True),
     ),
-    ids=lambda case: f"{case.family}_cp{case.cp}_fsdp{case.dp_shard}{'_kernels' if case.kernels else ''}",
+    ids=lambda case: f"{case.family}_cp{case.cp}_fsdp{case.dp_shard}_tp{case.tp}{'_kernels' if case.kernels else ''}",
 )
 def test_split_sequences_equal_one_device(case):
     assert_same(run(case), run(Case(case.family)))
