@@ -12,6 +12,7 @@ import torch
 from titan.core.config.validate import ConfigError
 from titan.core.init import Normal, init_plan, sample
 from titan.graph.capture import capture
+from titan.graph.dialect import graphs_of
 from titan.graph.executors.torch import place_local
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
@@ -275,6 +276,19 @@ def _kept(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
         node for node in graph.nodes if node.meta.get("region") == "forward" and "layers" in node.meta["module_fqn"]
     ]
     return [node for node in made if any(user.meta.get("region") == "backward" for user in node.users)]
+
+
+@pytest.mark.parametrize("scan", (False, True), ids=("layers", "scan"))
+def test_with_the_splash_kernel_no_mask_of_queries_and_keys_is_made(scan):
+    module = graph_of(Case("muse_glimmer", cp=4, kernels=True, scan=scan)).module
+    shapes = {tuple(node.meta["val"].shape) for part in graphs_of(module) for node in part.nodes if _is_bool(node)}
+    assert shapes  # labels that count, for one
+    assert [shape for shape in shapes if shape[-2:] == (LENGTH // 4, LENGTH)] == []
+
+
+def _is_bool(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.dtype == torch.bool
 
 
 def test_validation_equals_one_device():
