@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from titan.core import checkpoint as checkpoint_module
-from titan.core.checkpoint import CheckpointConfig, CheckpointError, Checkpointer
+from titan.core.checkpoint import CheckpointConfig, Checkpointer, CheckpointError
 from titan.core.config.validate import ConfigError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from titan.core.init import Normal, Ones, TruncatedNormal, Zeros, init_plan, sample
+from titan.core.init import Normal, Ones, TruncatedNormal, Uniform, Zeros, init_plan, sample
 
 
 class Leaf(torch.nn.Module):
@@ -67,6 +67,10 @@ def test_moments_and_cut():
         assert abs(values.mean()) < 5e-3
         assert values.std() == pytest.approx(std, rel=5e-3)
         assert 0.99 * cutoff < np.abs(values).max() <= cutoff * (1 + 1e-6)
+    values = np.asarray(sample(Uniform(0.3), 0, "a", (1000, 1000), "float32"), np.float64) / 0.3
+    assert abs(values.mean()) < 5e-3
+    assert values.std() == pytest.approx(3**-0.5, rel=5e-3)
+    assert 0.999 < np.abs(values).max() <= 1 + 1e-6
 
 
 def test_values_depend_on_name_and_seed():

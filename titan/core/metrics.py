@@ -1,14 +1,18 @@
 """What a run reports each step: derived speeds, a line on the terminal, and scalars for TensorBoard."""
 
 import dataclasses
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from titan.core.config.tree import option
 from titan.core.hardware import find_hardware, measured_matmul_peak, num_chips
+
+if TYPE_CHECKING:
+    import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,6 +202,17 @@ class MetricsLogger:
             self._events.write(step, values)
         return values
 
+    def log_picture(self, step: int, name: str, pixels: "np.ndarray") -> None:
+        """Writes a picture for TensorBoard, whatever the interval.
+
+        Args:
+          step: number of the step.
+          name: of the picture, the same in every step.
+          pixels: uint8 [height, width, 3].
+        """
+        if self._events is not None:
+            self._events.write_picture(step, name, pixels)
+
     def flush(self) -> None:
         """Writes what is buffered for TensorBoard: if the process is killed now, these steps are not missing."""
         if self._events is not None:
@@ -255,6 +270,18 @@ class _EventFile:
             if name not in _INPUTS_ONLY
         ]
         summary = self._summary_pb2.Summary(value=scalars)
+        self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+
+    def write_picture(self, step: int, name: str, pixels: "np.ndarray") -> None:
+        import PIL.Image
+
+        png = io.BytesIO()
+        PIL.Image.fromarray(pixels).save(png, "PNG")
+        height, width, num_channels = pixels.shape
+        image = self._summary_pb2.Summary.Image(
+            height=height, width=width, colorspace=num_channels, encoded_image_string=png.getvalue()
+        )
+        summary = self._summary_pb2.Summary(value=[self._summary_pb2.Summary.Value(tag=name, image=image)])
         self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 
     def flush(self) -> None:

@@ -99,7 +99,7 @@ def _kernels(config: Config) -> list[_Change]:
         changes.append(_Change("--parallelism.gather_dtype=bfloat16: parameters are used at half the size"))
     if not config.splash_attention_kernel.use_splash_attention_kernel:
         changes.append(_Change("--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores"))
-    if not config.fused_linear_cross_entropy.enable:
+    if config.model.loss_module == "cross_entropy" and not config.fused_linear_cross_entropy.enable:
         changes.append(_Change("--fused_linear_cross_entropy.enable: never all logits at a time"))
     return changes
 

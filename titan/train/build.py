@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -19,6 +19,7 @@ from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_poli
 from titan.graph.passes.no_ops import no_ops
 from titan.graph.passes.pipeline import Pass, run_passes
 from titan.graph.spmd_check import check_spmd
+from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.compile_config import TpuConfig
@@ -51,6 +52,8 @@ class Run:
       mesh: the device mesh without trivial axes.
       initial_state: makes the state that a new run begins from.
       train_step, eval_step: compiled when the first batch comes.
+      predict_step: the model alone, for a run that samples, else None.
+      prediction_tensors: what it takes.
       seconds: time spent in each stage so far (capture, spmd_check, which captures once more, passes, lower, compile).
     """
 
@@ -61,6 +64,8 @@ class Run:
     train_step: CompiledStep
     eval_step: CompiledStep
     seconds: dict[str, float]
+    predict_step: CompiledStep | None = None
+    prediction_tensors: Sequence[BatchTensor] = ()
 
 
 def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
@@ -101,17 +106,25 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
-    return Run(
+    weights = eval_state_layouts(parameters)
+    run = Run(
         config=config,
         runtime=runtime,
         mesh=mesh,
         initial_state=functools.partial(_initial_state, config, runtime, plan),
-        train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state)),
-        eval_step=CompiledStep(
-            "eval_step", functools.partial(compile_for, steps.eval_step, eval_state_layouts(parameters))
-        ),
+        train_step=CompiledStep("train_step", functools.partial(compile_for, steps.train_step, state, steps.batch)),
+        eval_step=CompiledStep("eval_step", functools.partial(compile_for, steps.eval_step, weights, steps.batch)),
         seconds=seconds,
     )
+    if config.sampling is None or not config.sampling.interval:
+        return run
+    inputs = config.model.prediction_tensors(config.training.sequence_length)
+
+    def predict_step(device_mesh: DeviceMesh | None) -> StepFunction:
+        return steps.predict_step(device_mesh, inputs)
+
+    compiled = CompiledStep("predict_step", functools.partial(compile_for, predict_step, weights, inputs))
+    return dataclasses.replace(run, predict_step=compiled, prediction_tensors=inputs)
 
 
 def components(config: Config) -> Any:
@@ -147,6 +160,7 @@ def _initial_state(config: Config, runtime: Runtime, plan: dict[str, Initializer
 def _compile(
     make_step: Callable[[DeviceMesh | None], StepFunction],
     state: dict[str, TensorLayout],
+    tensors: Sequence[BatchTensor],
     shapes: Shapes,
     *,
     config: Config,
@@ -154,7 +168,6 @@ def _compile(
     mesh: MeshSpec,
     seconds: dict[str, float],
 ) -> Executable:
-    tensors = config.model.batch_tensors(config.training.sequence_length)
     batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step, batch)

@@ -9,16 +9,19 @@ from titan.core.checkpoint import CheckpointConfig
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
 from titan.core.data.config import DataConfig, TokenizerConfig
+from titan.core.data.images.config import PATCH_PIXELS, ImageDataConfig
 from titan.core.metrics import MetricsConfig
 from titan.core.profiler import ProfilerConfig
 from titan.core.tpu_flags import tpu_compiler_options
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
+from titan.models.flux.config import FluxConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
 from titan.train.parallelism_checks import check_context_parallel, check_tensor_parallel
 from titan.train.parallelism_config import ParallelismConfig
+from titan.train.pictures.sampling_config import SamplingConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 
 
@@ -93,7 +96,7 @@ class Config:
     name: str = option(
         "llama3_debug", "Name of the run; its files lie below it unless checkpoint.folder says otherwise."
     )
-    model: Llama3Config | Qwen3Config | Qwen3MoeConfig | MuseGlimmerConfig = option(
+    model: Llama3Config | Qwen3Config | Qwen3MoeConfig | MuseGlimmerConfig | FluxConfig = option(
         Llama3Config(), "Hyperparameters of the model."
     )
     parallelism: ParallelismConfig = option(
@@ -104,8 +107,15 @@ class Config:
     )
     optimizer: OptimizerConfig = option(OptimizerConfig(), "AdamW.")
     lr_schedule: LrScheduleConfig = option(LrScheduleConfig(), "Learning rate by step: warm-up, then a decay.")
-    data: DataConfig = option(DataConfig(), "Documents to train on, and those held out.")
-    tokenizer: TokenizerConfig = option(TokenizerConfig(), "A tokenizer to load, or to train on the documents.")
+    data: DataConfig | ImageDataConfig = option(
+        DataConfig(), "Documents, or pictures with captions, to train on, and those held out."
+    )
+    tokenizer: TokenizerConfig | None = option(
+        TokenizerConfig(), "A tokenizer to load, or to train on the documents. Not there for pictures."
+    )
+    sampling: SamplingConfig | None = option(
+        None, "Pictures sampled while training. Not there for a model of documents."
+    )
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "Where and how often the state is saved.")
     metrics: MetricsConfig = option(MetricsConfig(), "Numbers that are reported while training.")
     profiler: ProfilerConfig = option(ProfilerConfig(), "Trace of a few steps.")
@@ -145,6 +155,7 @@ class Config:
         self._check_schedule()
         self._check_execution()
         self._check_split()
+        self._check_family()
         self._check_sizes()
         self._check_experts()
         check_context_parallel(self)
@@ -260,13 +271,51 @@ class Config:
             if given:
                 raise ConfigError("tpu_config.use_graph_split", problem, cure)
 
-    def _check_sizes(self) -> None:
-        if self.training.sequence_length > self.model.max_sequence_length:
+    def _check_family(self) -> None:
+        """Finds what a configuration file, or a recipe's author, has put together wrongly, and flags without effect."""
+        takes_pictures = isinstance(self.model, FluxConfig)
+        family = type(self.model).__name__.removesuffix("Config")
+        for flag, is_for_pictures in (
+            ("data", isinstance(self.data, ImageDataConfig)),
+            ("tokenizer", self.tokenizer is None),
+            ("sampling", self.sampling is not None),
+        ):
+            if is_for_pictures != takes_pictures:
+                theirs, others = ("pictures", "documents") if takes_pictures else ("documents", "pictures")
+                raise ConfigError(
+                    flag, f"{family} is trained on {theirs}, and this section is one for {others}", "use its recipe"
+                )
+        if not takes_pictures:
+            return
+        if self.fused_linear_cross_entropy.enable:
             raise ConfigError(
-                "training.sequence_length",
-                f"{self.training.sequence_length} is above model.max_sequence_length={self.model.max_sequence_length}",
-                "give shorter sequences, or raise the model's limit",
+                "fused_linear_cross_entropy.enable", f"{family} has no cross-entropy to be fused", "leave it out"
             )
+        if self.rope_kernel.enable and self.model.rope == "matrix":
+            raise ConfigError(
+                "model.rope", "the RoPE kernel takes cosines and sines, and rope_kernel.enable is on", "leave one out"
+            )
+        if self.parallelism.context_parallel > 1:
+            raise ConfigError(
+                "parallelism.context_parallel",
+                f"{family} has one vector for all tokens of a picture, which cannot be split as they are",
+                "leave it at 1",
+            )
+
+    def _check_sizes(self) -> None:
+        tensors = self.model.batch_tensors(self.training.sequence_length)
+        if isinstance(self.data, ImageDataConfig):
+            (image_length,) = (tensor.shape[0] for tensor in tensors if tensor.name == "latents")
+            needed = (self.data.resolution // PATCH_PIXELS) ** 2
+            if needed > image_length:
+                length = self.training.sequence_length
+                raise ConfigError(
+                    "training.sequence_length",
+                    f"{length} leaves {image_length} tokens for pictures, and one of data.resolution="
+                    f"{self.data.resolution} has {needed}",
+                    f"give {length + needed - image_length}, or a lower resolution",
+                )
+            return
         if not self.tokenizer.path and self.tokenizer.vocab_size > self.model.vocab_size:
             raise ConfigError(
                 "tokenizer.vocab_size",

@@ -1,32 +1,43 @@
-"""The data of a run: its tokenizer, and one loader for training and one for validation."""
+"""The data of a run: one loader for training and one for validation."""
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 from titan.core.config.validate import ConfigError
 from titan.core.data.corpus import Corpus
+from titan.core.data.images.config import ImageDataConfig
 from titan.core.data.loader import Loader
-from titan.core.tokenizer import Tokenizer, load_tokenizer
+from titan.core.data.row_loader import RowLoader
+from titan.core.tokenizer import load_tokenizer
 from titan.train.config import Config
+
+if TYPE_CHECKING:
+    from titan.train.pictures.open_pictures import Pictures
 
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
-    """What a run reads. `validation` is None where validation is off."""
+    """What a run reads. `validation` is None where validation is off, `pictures` where it reads text."""
 
-    tokenizer: Tokenizer
-    train: Loader
-    validation: Loader | None
+    train: RowLoader
+    validation: RowLoader | None
+    pictures: "Pictures | None" = None
 
 
 def open_data(config: Config, *, process_index: int, process_count: int) -> RunData:
-    """Opens the corpus; the first time it trains the tokenizer and tokenises.
+    """Opens the corpus, or the pictures; the first time it trains the tokenizer and tokenises, or encodes them.
 
     Args:
       process_index, process_count: this process among those that read the data.
 
     Raises:
-      ConfigError: the corpus or the tokenizer cannot be read, or the tokenizer has more ids than the model.
+      ConfigError: the data, the tokenizer or the encoders cannot be read, or do not suit the model.
     """
+    if isinstance(config.data, ImageDataConfig):
+        from titan.train.pictures.open_pictures import open_pictures
+
+        pictures = open_pictures(config, process_index=process_index, process_count=process_count)
+        return RunData(pictures.train, pictures.validation, pictures)
     corpus = Corpus(config.data)
     tokenizer = load_tokenizer(config.tokenizer, corpus.documents, corpus.fingerprint)
     if tokenizer.vocab_size > config.model.vocab_size:
@@ -47,4 +58,4 @@ def open_data(config: Config, *, process_index: int, process_count: int) -> RunD
             process_count=process_count,
         )
 
-    return RunData(tokenizer, loader("train"), loader("validation") if config.training.validation_interval else None)
+    return RunData(loader("train"), loader("validation") if config.training.validation_interval else None)

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -99,8 +99,18 @@ class _Dispatched:
     done_at: float | None  # time.perf_counter() where the call returned only when the step was computed
 
 
+class Sampler(Protocol):
+    """Draws pictures with a run's weights; every process calls it."""
+
+    def prepare(self) -> None:
+        """Compiles what `sample` needs."""
+
+    def sample(self, state: Mapping[str, Any]) -> np.ndarray:
+        """Pictures on one sheet, uint8 [height, width, 3]."""
+
+
 def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLogger | None, profiler: Profiler,
-          restored: tuple[int, Any, dict[str, Any]] | None) -> Outcome:  # fmt: skip
+          restored: tuple[int, Any, dict[str, Any]] | None, sampler: Sampler | None = None) -> Outcome:  # fmt: skip
     """Trains until `training.steps` steps are done or SIGTERM or SIGINT asks to stop; saves before it returns.
 
     The host runs one step ahead of the devices: while a step is computed its successor's batch is fetched and placed,
@@ -109,13 +119,22 @@ def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLo
     Args:
       logger: None on processes that do not report.
       restored: what `checkpointer.restore` gave.
+      sampler: draws the pictures of a run that samples.
     """
-    return _Loop(run, data, checkpointer, logger, profiler).train(restored)
+    return _Loop(run, data, checkpointer, logger, profiler, sampler).train(restored)
 
 
 class _Loop:
-    def __init__(self, run: Run, data: RunData, checkpointer: Checkpointer, logger: Any, profiler: Profiler):
-        self._run, self._data = run, data
+    def __init__(
+        self,
+        run: Run,
+        data: RunData,
+        checkpointer: Checkpointer,
+        logger: Any,
+        profiler: Profiler,
+        sampler: Sampler | None,
+    ):
+        self._run, self._data, self._sampler = run, data, sampler
         self._checkpointer, self._logger, self._profiler = checkpointer, logger, profiler
         self._progress = Progress()
         self._pending: _Dispatched | None = None
@@ -132,8 +151,11 @@ class _Loop:
             state = run.runtime.from_arrays(restored[1])
             self._resume(restored[2])
         start, stop_signal = self._progress.steps, 0
-        if self._data.validation is not None and not run.runtime.captures_late:
-            run.eval_step.executable_for(self._microbatches(next(iter(self._data.validation))))
+        if not run.runtime.captures_late:
+            if self._data.validation is not None:
+                run.eval_step.executable_for(self._microbatches(next(iter(self._data.validation))))
+            if self._sampler is not None:
+                self._sampler.prepare()
         with stop_requests() as stop:
             prepared = self._prepare(start) if start < num_steps else None
             for step in range(start, num_steps):
@@ -152,6 +174,8 @@ class _Loop:
                 interval = run.config.training.validation_interval
                 if interval and (step + 1) % interval == 0:
                     self._validate(state)
+                if self._sampler is not None and (step + 1) % run.config.sampling.interval == 0:
+                    self._sample(state)
                 stop_signal = run.runtime.agree(stop.signal or 0)
                 if stop_signal:
                     break
@@ -231,6 +255,13 @@ class _Loop:
         self._progress.validation_loss = sum(total["loss_sum"] for total in totals) / num_tokens
         if self._logger is not None:
             self._logger.log(self._progress.steps, {"validation_loss": self._progress.validation_loss})
+        self._last_read_at = time.perf_counter()
+
+    def _sample(self, state: Mapping[str, Any]) -> None:
+        self._read_pending()
+        pictures = self._sampler.sample(state)
+        if self._logger is not None:
+            self._logger.log_picture(self._progress.steps, "samples", pictures)
         self._last_read_at = time.perf_counter()
 
     def _save(self, state: Mapping[str, Any], *, force: bool = False) -> None:

@@ -130,7 +130,12 @@ def _train(config: Config) -> int:
             logger = MetricsLogger(run.config.metrics, str(folder), resumed_step=resumed_step, **speed)
             stack.enter_context(logger)
         profiler = stack.enter_context(Profiler(run.config.profiler, str(folder)))
-        outcome = train(run, data, checkpointer, logger, profiler, restored)
+        sampler = None
+        if run.predict_step is not None:
+            from titan.train.pictures.sampler import Sampler
+
+            sampler = Sampler(run, data.pictures)
+        outcome = train(run, data, checkpointer, logger, profiler, restored, sampler)
     if run.config.checkpoint.save_hf:
         weights = runtime.host_parameters(outcome.state)
         if reports:

@@ -1,4 +1,4 @@
-"""Runs of the recipe llama3_debug for tests: in processes of their own, and so small that a start takes seconds."""
+"""Runs of recipes for tests, mostly of llama3_debug: in processes of their own, so small that a start takes seconds."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -65,8 +66,10 @@ class Workplace:
         """Files of the compile cache: empty until something has been compiled."""
         return [path for path in (self.folder / ".cache" / "titan" / "compile").rglob("*") if path.is_file()]
 
-    def start(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> subprocess.Popen:
-        """Starts a run in `folder / run`; `flags` override `defaults`."""
+    def start(
+        self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS, recipe: str = "llama3_debug"
+    ) -> subprocess.Popen:
+        """Starts a run of the recipe in `folder / run`; `flags` override `defaults`."""
         paths = [f"--data.path={self.corpus}", f"--checkpoint.folder={self.folder / run}"]
         environment = {
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
@@ -75,20 +78,20 @@ class Workplace:
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "titan.train.recipes.llama3_debug", *defaults, *paths, *flags],
+            [sys.executable, "-m", f"titan.train.recipes.{recipe}", *defaults, *paths, *flags],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> Ended:
-        """Runs to the end."""
-        return wait(self.start(run, *flags, defaults=defaults))
+    def run(self, run: str, *flags: str, **options: Any) -> Ended:
+        """Runs to the end; `options` as for `start`."""
+        return wait(self.start(run, *flags, **options))
 
-    def train(self, run: str, *flags: str, defaults: Sequence[str] = TINY_FLAGS) -> Ended:
-        """Runs to the end and expects success with nothing to complain about."""
-        ended = self.run(run, *flags, defaults=defaults)
+    def train(self, run: str, *flags: str, **options: Any) -> Ended:
+        """Runs to the end and expects success with nothing to complain about; `options` as for `start`."""
+        ended = self.run(run, *flags, **options)
         assert ended.code == 0, ended
         assert ended.err == []
         return ended
@@ -107,7 +110,7 @@ def wait_for_line(process: subprocess.Popen, beginning: str) -> list[str]:
 def wait(process: subprocess.Popen, *, timeout: float = 120) -> Ended:
     """Waits for the end; reads what has not been read yet."""
     out, err = process.communicate(timeout=timeout)
-    about_caches = ("Training a tokenizer", "Tokenising")
+    about_caches = ("Training a tokenizer", "Tokenising", "Encoding")
     return Ended(
         process.returncode, out.splitlines(), [line for line in err.splitlines() if not line.startswith(about_caches)]
     )

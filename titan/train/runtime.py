@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -80,6 +81,9 @@ class Runtime(CompileTarget, Protocol):
 
     def read(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """Waits for a step's metrics and brings them to the host."""
+
+    def fetch(self, outputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Waits for what a step gives, tensors that every device has whole, and brings them to the host."""
 
     def peak(self, config: MetricsConfig) -> Peak:
         """The peak that MFU is measured against."""

@@ -166,6 +166,10 @@ class TorchRuntime(Runtime):
         """A step's metrics as numbers."""
         return {name: float(value) for name, value in metrics.items()}
 
+    def fetch(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+        """What a step gives, tensors that every process has whole, as arrays."""
+        return {name: value.numpy() for name, value in outputs.items()}
+
     def peak(self, config: MetricsConfig) -> Peak:
         """The peak that MFU is measured against: this machine's, divided among the processes that share it."""
         whole = resolve_peak(config)

@@ -193,6 +193,10 @@ class XlaRuntime(Runtime):
         """Waits for a step's metrics and brings them to the host."""
         return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
 
+    def fetch(self, outputs: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+        """Waits for what a step gives, arrays that every device has whole, and brings them to the host."""
+        return {name: np.asarray(value) for name, value in outputs.items()}
+
     def peak(self, config: MetricsConfig) -> Peak:
         """The peak that MFU is measured against."""
         return resolve_peak(config, self._devices[: self._spec.num_devices])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
@@ -22,6 +22,7 @@ from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_f
 from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
+from titan.train.mesh_axes import BATCH_AXES
 from titan.train.state import (
     EXP_AVG,
     EXP_AVG_SQ,
@@ -104,6 +105,28 @@ class StepBuilder:
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module=self.loss_module)
+
+    def predict_step(self, mesh: DeviceMesh | None, inputs: Sequence[BatchTensor]) -> StepFunction:
+        """The step `(state, batch) -> ({}, {prediction})`: what the model gives for all rows, whole on every rank.
+
+        Args:
+          mesh: of the step.
+          inputs: the tensors that the model takes, in order; a batch has them with a leading dim of 1.
+        """
+        model = self._model(mesh, self.policy)
+
+        def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
+            with torch.no_grad():
+                weights = self._weights(state, mesh)
+                rows = tuple(batch[tensor.name][0] for tensor in inputs)
+                prediction = torch.func.functional_call(model, weights, rows).to(torch.float32)
+                if mesh is not None:
+                    placements = [Shard(0) if name in BATCH_AXES else Replicate() for name in mesh.mesh_dim_names]
+                    prediction = DTensor.from_local(prediction, mesh, placements, run_check=False)
+                    prediction = prediction.redistribute(placements=[Replicate()] * len(placements)).to_local()
+            return {}, {"prediction": prediction}
+
+        return StepFunction(step, model)
 
     def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
         model = self.build_model()

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from titan.core.init import init_plan, sample
+from titan.core.config.rewrite import rewrite
+from titan.core.init import Normal, Zeros, init_plan, sample
 from titan.graph.capture import capture
 from titan.graph.executors.torch import TorchExecutable
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
+from titan.models.family import ModelConfig
+from titan.models.flux.config import FluxConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
@@ -35,6 +38,8 @@ from titan.train.state import (
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
+from titan.train.swaps.config import RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.swaps.rules import swap_rules
 from titan.train.swaps.scan_layers import stacked_parameters
 
 NUM_DEVICES = 4
@@ -64,6 +69,31 @@ def _patterned() -> Any:
     return dataclasses.replace(wide, layers=layers)
 
 
+# Of the 16 tokens of a row 6 are for the texts of its two pictures.
+_FLUX = FluxConfig(
+    dim=DIM,
+    num_double_blocks=2,
+    num_single_blocks=2,
+    num_heads=2,
+    rope_dims=(4, 6, 6),
+    in_channels=8,
+    text_dim=12,
+    pooled_dim=10,
+    guidance_embedding=True,
+    text_length=3,
+    pictures_per_row=2,
+)
+
+
+def _flux_with_kernels() -> Any:
+    """With attention by the splash kernel and RoPE by its own."""
+    kernels = Config(
+        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+        rope_kernel=RopeKernelConfig(enable=True),
+    )
+    return rewrite(_FLUX.components(), swap_rules(kernels))
+
+
 MODELS = {
     "llama3": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS).components,
     "llama3_deep": Llama3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=4 * NUM_LAYERS).components,
@@ -72,10 +102,16 @@ MODELS = {
         **_SIZES, num_layers=2, num_experts=6, num_active_experts=2, expert_ffn_dim=24
     ).components,
     "pattern": _patterned,
+    "flux": _FLUX.components,
+    "flux_kernels": _flux_with_kernels,
+    "flux_release": dataclasses.replace(_FLUX, rope="matrix", qkv_unpack="permute", attention="sdpa").components,
 }
 """Name to what makes the component tree."""
 
-_BATCH_TENSORS = Llama3Config().batch_tensors(LENGTH)  # of all decoders
+
+def _family(model: str) -> ModelConfig:
+    """What tells of a model's batch."""
+    return _FLUX if model.startswith("flux") else Llama3Config()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +172,8 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     layouts = parameter_layouts(build(), case.mesh, policy, stacks)
     steps = StepBuilder(
         build_model=build,
-        batch=_BATCH_TENSORS,
-        loss_module=Llama3Config.loss_module,
+        batch=_family(case.model).batch_tensors(LENGTH),
+        loss_module=_family(case.model).loss_module,
         parameters=layouts,
         policy=policy,
         optimizer=OptimizerConfig(),
@@ -145,6 +181,34 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
         num_microbatches=case.microbatches,
     )
     return steps, stacks
+
+
+def _batch(case: Case) -> dict[str, np.ndarray]:
+    return picture_batch() if case.model.startswith("flux") else batch(case.microbatches)
+
+
+@functools.cache
+def picture_batch() -> dict[str, np.ndarray]:
+    """Two pictures of 2x2 patches in each row, with texts of two and three tokens, and padding after either."""
+    random = np.random.default_rng(0)
+    image_ids, text_ids = np.repeat([1, 2, 0], [4, 4, 2]), np.repeat([1, 2, 0], [2, 3, 1])
+    corners = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])
+    timestep = random.random((BATCH, 3))
+    arrays = {
+        "latents": random.standard_normal((BATCH, 10, _FLUX.in_channels)),
+        "noise": random.standard_normal((BATCH, 10, _FLUX.in_channels)),
+        "timestep": timestep[:, image_ids],
+        "image_positions": np.broadcast_to(np.concatenate((corners, corners, corners[:2])), (BATCH, 10, 3)),
+        "image_segment_ids": np.broadcast_to(image_ids, (BATCH, 10)),
+        "text": random.standard_normal((BATCH, 6, _FLUX.text_dim)),
+        "text_segment_ids": np.broadcast_to(text_ids, (BATCH, 6)),
+        "pooled": random.standard_normal((BATCH, 2, _FLUX.pooled_dim)),
+        "guidance": 1 + random.random((BATCH, 2)),
+    }
+    batch = {
+        tensor.name: arrays[tensor.name][None].astype(tensor.dtype, order="C") for tensor in _FLUX.batch_tensors(LENGTH)
+    }
+    return {**batch, LEARNING_RATE: np.float32(1e-3)}
 
 
 @functools.cache
@@ -169,6 +233,8 @@ def batch(microbatches: int = 1) -> dict[str, np.ndarray]:
 def _parameters(model: str) -> dict[str, np.ndarray]:
     built = _components(model).build()
     plan = init_plan(built)
+    if model.startswith("flux"):  # with modulations and head of 0 no block would do anything, nor have gradients
+        plan = {name: Normal(0.1) if init == Zeros() else init for name, init in plan.items()}
     return {
         name: np.array(sample(plan[name], 0, name, tuple(weight.shape), "float32"))
         for name, weight in built.named_parameters()
@@ -188,11 +254,7 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
     """The step before its passes; on a mesh it has passed the SPMD check."""
     steps, _ = _builder(case)
     step = steps.eval_step if evaluate else steps.train_step
-    shapes = {
-        name: np.shape(array)
-        for name, array in batch(case.microbatches).items()
-        if not (evaluate and name == LEARNING_RATE)
-    }
+    shapes = {name: np.shape(array) for name, array in _batch(case).items() if not (evaluate and name == LEARNING_RATE)}
     state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
     layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
@@ -242,7 +304,7 @@ def run_xla(case: Case) -> Outcome:
         case,
         executable,
         {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()},
-        executable.place(batch(case.microbatches)),
+        executable.place(_batch(case)),
     )
 
 
@@ -255,7 +317,7 @@ def run_torch(case: Case) -> Outcome:
         case,
         TorchExecutable(graph, lambda: None),
         {name: torch.from_numpy(np.array(array)) for name, array in initial.items()},
-        {name: torch.from_numpy(np.array(array)) for name, array in batch(case.microbatches).items()},
+        {name: torch.from_numpy(np.array(array)) for name, array in _batch(case).items()},
     )
 
 
@@ -284,7 +346,7 @@ def evaluate_xla(case: Case) -> dict[str, float]:
     abstract = abstract_arrays(graph.state, case.mesh, jax_mesh(case.mesh, jax.devices()))
     initial = _state(case, graph.state)
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()}
-    return {name: float(v) for name, v in executable(state, executable.place(batch(case.microbatches)))[1].items()}
+    return {name: float(v) for name, v in executable(state, executable.place(_batch(case)))[1].items()}
 
 
 def assert_same(got: Outcome, expected: Outcome, tolerance: float) -> None:

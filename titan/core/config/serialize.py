@@ -46,6 +46,8 @@ def from_json(text: str, config_type: type[Tree], *, source: str = "the text", f
 def to_text(config: Any) -> str:
     """The tree as YAML: one leaf a line, nodes indented by two blanks, strings in double quotes, a newline at the end.
 
+    Optional nodes that are absent are left out.
+
     The text depends on nothing but the tree, so that the resolved tree of a recipe can be kept as a golden file.
     """
     return "\n".join(_text_lines(config, "")) + "\n"
@@ -141,7 +143,7 @@ def _text_lines(node: Any, indent: str):
         if is_node(value):
             yield f"{indent}{field.name}:  # {type(value).__name__}"
             yield from _text_lines(value, indent + "  ")
-        else:
+        elif value is not None:
             yield f"{indent}{field.name}: {_scalar(value)}"
 
 

@@ -4,15 +4,13 @@ import functools
 import hashlib
 import itertools
 import json
-import os
 import pathlib
 import sysconfig
-import time
 from collections.abc import Iterable, Iterator
 
 from titan.core.config.validate import ConfigError
-from titan.core.data.atomic import write_atomically
 from titan.core.data.config import DataConfig
+from titan.core.data.file_stamp import FileStamp, files_below, stamp_of
 
 TEXT_SUFFIXES = (".md", ".py", ".rst", ".text", ".txt")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -25,9 +23,6 @@ _STDLIB_SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test"
 # A text file given by itself is cut into documents at the first blank line after this many characters, and at a line's
 # end after four times as many where there is no blank line.
 _DOCUMENT_CHARACTERS = 16_384
-
-# A file may be written twice within one tick of the file system's clock. Younger files are hashed again the next time.
-_CLOCK_TICK_NANOSECONDS = 100_000_000
 
 
 class Corpus:
@@ -62,7 +57,7 @@ class Corpus:
         self.description = config.path
         root = pathlib.Path(config.path).expanduser().resolve()
         if root.is_dir():
-            self.files = _files_below(root, TEXT_SUFFIXES + JSONL_SUFFIXES + PARQUET_SUFFIXES)
+            self.files = files_below(root, TEXT_SUFFIXES + JSONL_SUFFIXES + PARQUET_SUFFIXES)
         elif root.is_file():
             self._is_single_file = True
             self.files = (root,)
@@ -86,39 +81,26 @@ class Corpus:
     def fingerprint(self) -> str:
         """32 hexadecimal digits that change whenever any document or their order does, wherever the files lie.
 
-        All documents are read for it, once: the result is remembered under the names, sizes, inodes and times of the
-        files. The time of change among these is set by the file system alone, so no edit goes unnoticed.
+        All documents are read for it, once: the result is remembered under the state of the files (`FileStamp`).
 
         Raises:
           ConfigError: as `documents`, or there is no document.
         """
-        stamp, newest = self._stamp()
-        memo = pathlib.Path(self._config.cache_folder).expanduser() / "fingerprints" / stamp
-        if memo.is_file():
-            return memo.read_text(encoding="ascii")
-        hashes = [document_hash(document) for document in self.documents()]
-        if not hashes:
-            raise ConfigError("data.path", f"{self.description} holds no text", "give files with text in them")
-        fingerprint = corpus_fingerprint(hashes)
-        if time.time_ns() - newest > _CLOCK_TICK_NANOSECONDS:
-            write_atomically(memo, fingerprint.encode("ascii"))
-        return fingerprint
 
-    def _stamp(self) -> tuple[str, int]:
-        """A hash of what tells one state of the files from another without reading them; the newest time of change."""
-        digest = hashlib.blake2b(digest_size=16)
-        # The kind of reading is part of the state: the same file gives other documents with another field or limit.
-        digest.update(repr((1, self._is_single_file, self._config.text_field, self._config.max_documents)).encode())
-        newest = 0
-        for file in self.files:
-            try:
-                status = file.stat()
-            except OSError as error:
-                raise _unreadable(file, error) from error
-            newest = max(newest, status.st_ctime_ns)
-            state = (os.fsencode(file), status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns)
-            digest.update(repr(state).encode())
-        return digest.hexdigest(), newest
+        def read() -> str:
+            hashes = [document_hash(document) for document in self.documents()]
+            if not hashes:
+                raise ConfigError("data.path", f"{self.description} holds no text", "give files with text in them")
+            return corpus_fingerprint(hashes)
+
+        return self._stamp().remembered(self._config.cache_folder, read)
+
+    def _stamp(self) -> FileStamp:
+        config = self._config
+        try:
+            return stamp_of(self.files, reading=(1, self._is_single_file, config.text_field, config.max_documents))
+        except OSError as error:
+            raise _unreadable(pathlib.Path(error.filename), error) from error
 
     def _documents_of(self, file: pathlib.Path) -> Iterator[str]:
         try:
@@ -153,22 +135,11 @@ def _unreadable(file: pathlib.Path, error: OSError) -> ConfigError:
 
 def _stdlib_files() -> tuple[pathlib.Path, ...]:
     root = pathlib.Path(sysconfig.get_path("stdlib"))
-    files = _files_below(root, (".py",), skipped_folders=_STDLIB_SKIPPED_FOLDERS)
+    files = files_below(root, (".py",), skipped_folders=_STDLIB_SKIPPED_FOLDERS)
     if not files:
         problem = f"this Python has no standard library source under {root}"
         raise ConfigError("data.path", problem, "give a file or folder")
     return files
-
-
-def _files_below(
-    root: pathlib.Path, suffixes: tuple[str, ...], skipped_folders: frozenset[str] = frozenset()
-) -> tuple[pathlib.Path, ...]:
-    found = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in skipped_folders and not name.startswith(".")]
-        paths = (pathlib.Path(folder, name) for name in names if name.endswith(suffixes) and not name.startswith("."))
-        found.extend(path for path in paths if path.is_file())
-    return tuple(sorted(found, key=lambda path: path.relative_to(root).parts))
 
 
 def _split_text(file: pathlib.Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from titan.core.config.validate import ConfigError
-from titan.core.data import corpus as corpus_module
+from titan.core.data import file_stamp
 from titan.core.data.config import DataConfig
 from titan.core.data.corpus import Corpus
 
@@ -76,7 +76,7 @@ def test_invalid_unicode_becomes_replacement_characters(data, tmp_path):
 
 
 def test_fingerprint_follows_the_text_and_not_the_place_or_time(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(corpus_module, "_CLOCK_TICK_NANOSECONDS", 0)
+    monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 0)
     file = tmp_path / "files/a.txt"
     file.write_text("one")
     (tmp_path / "files/b.txt").write_text("two")
@@ -99,10 +99,10 @@ def test_fingerprint_follows_the_text_and_not_the_place_or_time(data, tmp_path, 
 
 def test_fingerprint_reads_unchanged_files_once(data, tmp_path, monkeypatch):
     (tmp_path / "files/a.txt").write_text("one")
-    monkeypatch.setattr(corpus_module, "_CLOCK_TICK_NANOSECONDS", 10**18)
+    monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 10**18)
     young = Corpus(data).fingerprint
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr(corpus_module, "_CLOCK_TICK_NANOSECONDS", 0)
+    monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 0)
     assert Corpus(data).fingerprint == young
     monkeypatch.setattr(Corpus, "documents", lambda self: pytest.fail("read again"))
     assert Corpus(data).fingerprint == young

@@ -35,7 +35,7 @@ def flux_components(config: FluxConfig) -> FluxTransformerConfig:
         time_in=_embedder(SINUSOID_DIM, dim),
         pooled_in=_embedder(config.pooled_dim, dim),
         guidance_in=_embedder(SINUSOID_DIM, dim) if config.guidance_embedding else None,
-        rope=FluxRopeConfig(config.rope_dims, config.rope_theta, matrices=config.rope == "matrix"),
+        rope=FluxRopeConfig(config.rope_dims, matrices=config.rope == "matrix"),
         double_blocks=(_double_block(config),) * config.num_double_blocks,
         single_blocks=(_single_block(config),) * config.num_single_blocks,
         final_modulation=_modulation(dim, 2),

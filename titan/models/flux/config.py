@@ -43,7 +43,6 @@ class FluxConfig:
         (8, 12, 12),
         "Elements of a head that RoPE rotates by each of the three positions; even, dim / num_heads in all.",
     )
-    rope_theta: float = option(10_000.0, "Base of the rotary embedding's wavelengths.", minimum=1.0)
     in_channels: int = option(
         64, "Elements of a latent token: latent channels times the 4 pixels of a patch.", minimum=1
     )
@@ -152,6 +151,15 @@ class FluxConfig:
             *guidance,
         )
 
+    def prediction_tensors(self, sequence_length: int) -> tuple[BatchTensor, ...]:
+        """The tensors that the model's `forward` takes, in order; shapes as in `batch_tensors`."""
+        noised, _, timestep, *others = self.batch_tensors(sequence_length)
+        return (
+            dataclasses.replace(noised, name="noised"),
+            dataclasses.replace(timestep, shape=(self.pictures_per_row,)),
+            *others,
+        )
+
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by name."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -170,7 +178,9 @@ class FluxConfig:
         """Model FLOPs of a training step per picture: matrix products forward and backward, two FLOPs per multiply-add.
 
         Backward counts twice the forward. Attention is not causal and counts in full. Text counts with all
-        `text_length` tokens, whether or not they are padding. Element-wise work and recompute are not counted.
+        `text_length` tokens, whether or not they are padding. Element-wise work and recompute are not counted. (The
+        step times and MFU published for 1024x1024 pixels give 202 TFLOPs a picture, which is this count, 223, with
+        attention at half as if it were causal.)
 
         Args:
           image_length: tokens of the picture.

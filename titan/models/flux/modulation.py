@@ -52,7 +52,9 @@ class Modulation(nn.Module):
 
 def modulated_norm(x_BTE: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     """`layer_norm(x) * (1 + scale) + shift` without weights, in float32 and rounded once to x's dtype."""
-    normed_BTE = F.layer_norm(x_BTE.float(), x_BTE.shape[-1:], eps=_EPS)
+    x32_BTE = x_BTE.float()
+    centred_BTE = x32_BTE - x32_BTE.mean(-1, keepdim=True)
+    normed_BTE = centred_BTE * torch.rsqrt(centred_BTE.square().mean(-1, keepdim=True) + _EPS)
     return (normed_BTE * (1.0 + scale.float()) + shift.float()).to(x_BTE.dtype)
 
 

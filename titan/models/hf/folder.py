@@ -1,4 +1,8 @@
-"""Hugging Face folders: safetensors shards, the JSON index of them, and config.json."""
+"""Hugging Face folders: safetensors shards, the JSON index of them, and config.json.
+
+The files of `transformers` are named `model`, those of `diffusers` `diffusion_pytorch_model`: the functions take the
+name as `stem`.
+"""
 
 import json
 import os
@@ -13,8 +17,8 @@ from torch import Tensor
 CONFIG_FILE = "config.json"
 """Name of the file with the hyperparameters."""
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+_INDEX_SUFFIX = ".safetensors.index.json"
+_STEM = "model"
 _CURE = "give the weights of this model, or the --model flags of these weights"
 
 
@@ -34,13 +38,18 @@ class TensorFiles(NamedTuple):
     paths: dict[str, str]
 
 
-def list_tensors(folder: str) -> TensorFiles:
+def list_tensors(folder: str, *, stem: str = _STEM) -> TensorFiles:
     """Finds the tensors of a folder, sharded or not, without reading any.
+
+    Args:
+      folder: the Hugging Face folder.
+      stem: what the files' names begin with.
 
     Raises:
       HfCheckpointError: there are no weights, or the index is damaged.
     """
-    index, single = os.path.join(folder, _INDEX), os.path.join(folder, _SINGLE)
+    names = f"{stem}{_INDEX_SUFFIX}", f"{stem}.safetensors"
+    index, single = (os.path.join(folder, name) for name in names)
     if os.path.exists(index):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
@@ -52,7 +61,9 @@ def list_tensors(folder: str) -> TensorFiles:
     if os.path.exists(single):
         with _open(single) as tensors:
             return TensorFiles(single, dict.fromkeys(tensors.keys(), single))
-    raise HfCheckpointError(f"{folder}: there is neither {_INDEX} nor {_SINGLE}; give a folder of safetensors weights")
+    raise HfCheckpointError(
+        f"{folder}: there is neither {names[0]} nor {names[1]}; give a folder of safetensors weights"
+    )
 
 
 def read_tensors(files: TensorFiles) -> Iterator[tuple[str, Tensor]]:
@@ -70,34 +81,43 @@ def read_tensors(files: TensorFiles) -> Iterator[tuple[str, Tensor]]:
 
 
 def write_tensors(
-    tensors: Mapping[str, Tensor], hf_config: Mapping[str, Any], folder: str, *, max_shard_bytes: int
+    tensors: Mapping[str, Tensor],
+    hf_config: Mapping[str, Any],
+    folder: str,
+    *,
+    max_shard_bytes: int,
+    stem: str = _STEM,
 ) -> None:
-    """Writes a folder that `transformers` loads with `from_pretrained`.
+    """Writes a folder that `transformers` or `diffusers` loads with `from_pretrained`.
 
     Args:
       tensors: by Hugging Face's name, on any device; views are made contiguous shard by shard.
       hf_config: content of config.json.
       folder: made if it does not exist; must not hold weights already, since stale shards would be taken for new ones.
       max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
+      stem: what the files' names begin with.
 
     Raises:
       HfCheckpointError: the folder holds weights.
     """
     os.makedirs(folder, exist_ok=True)
-    present = sorted(name for name in os.listdir(folder) if name.endswith(".safetensors") or name == _INDEX)
+    present = sorted(name for name in os.listdir(folder) if name.endswith((".safetensors", _INDEX_SUFFIX)))
     if present:
         raise HfCheckpointError(f"{os.path.join(folder, present[0])}: there are weights already; give an empty folder")
     weight_map = {}
     shards = _shards(tensors, max_shard_bytes)
     for number, names in enumerate(shards, start=1):
-        file = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = f"{stem}-{number:05d}-of-{len(shards):05d}.safetensors"
         shard = {name: tensors[name].detach().cpu().contiguous() for name in names}
         save_file(shard, os.path.join(folder, file), metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(names, file))
     total_bytes = sum(tensor.nbytes for tensor in tensors.values())
     _write_json(os.path.join(folder, CONFIG_FILE), hf_config)
     # The index comes last: without it the folder holds no weights for any reader.
-    _write_json(os.path.join(folder, _INDEX), {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    _write_json(
+        os.path.join(folder, f"{stem}{_INDEX_SUFFIX}"),
+        {"metadata": {"total_size": total_bytes}, "weight_map": weight_map},
+    )
 
 
 def check_names(source: str, found: Collection[str], expected: Collection[str], optional: Collection[str] = ()) -> None:

@@ -15,6 +15,8 @@ from titan.core.tpu_slice import parse_tpu_slice
 from titan.train.compile_config import AotConfig
 from titan.train.config import Config
 from titan.train.recipes import (
+    flux_debug,
+    flux_dev,
     llama3_8b,
     llama3_70b,
     llama3_405b,
@@ -33,6 +35,7 @@ MODULES = (
     *(llama3_debug, llama3_8b, llama3_70b, llama3_405b),
     *(qwen3_debug, qwen3_0_6b, qwen3_8b, qwen3_32b, qwen3_moe_debug, qwen3_235b_a22b),
     *(muse_glimmer_debug, muse_glimmer_30b),
+    *(flux_debug, flux_dev),
 )
 RECIPES = {module.RECIPE.name: module.RECIPE for module in MODULES}
 VARIANTS = {

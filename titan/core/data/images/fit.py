@@ -1,0 +1,64 @@
+"""A picture's file to pixels of the size at which it is trained on."""
+
+import io
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from titan.core.config.validate import ConfigError
+from titan.core.data.images.config import PATCH_PIXELS
+from titan.core.data.images.source import Picture
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+
+def decode(picture: Picture) -> "PIL.Image.Image":
+    """The pixels as RGB; what is transparent is white.
+
+    Raises:
+      ConfigError: the file is no picture, or is damaged.
+    """
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(io.BytesIO(picture.content)) as image:
+            image.load()
+            if image.mode.startswith("I"):  # 16 or 32 bits of grey, which conversion to RGB would cut off at 255
+                image = PIL.Image.fromarray((np.asarray(image) / 257).clip(0, 255).astype(np.uint8))
+            if not image.has_transparency_data:
+                return image.convert("RGB")
+            white = PIL.Image.new("RGBA", image.size, "white")
+            return PIL.Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
+    except (OSError, ValueError, SyntaxError, EOFError, PIL.Image.DecompressionBombError) as error:
+        reason = str(error).replace(repr(error), "").strip() or type(error).__name__
+        raise ConfigError(
+            "data.path", f"{picture.name} is no intact picture ({reason})", "repair or remove it"
+        ) from error
+
+
+def trained_size(width: int, height: int, *, resolution: int, max_aspect_ratio: float) -> tuple[int, int]:
+    """Width and height, multiples of a patch, of about the picture's form and of at most `resolution` squared pixels.
+
+    Args:
+      width, height: of the picture.
+      resolution: side of a square of as many pixels.
+      max_aspect_ratio: bound of width to height and height to width.
+    """
+    ratio = min(max(width / height, 1 / max_aspect_ratio), max_aspect_ratio)
+    patches = resolution // PATCH_PIXELS
+    # The product of the rounded sides must not exceed the square: the longer side has what the shorter one leaves.
+    shorter = max(1, round(patches * math.sqrt(min(ratio, 1 / ratio))))
+    longer = max(shorter, min(round(shorter * max(ratio, 1 / ratio)), patches * patches // shorter))
+    sides = (longer, shorter) if ratio >= 1 else (shorter, longer)
+    return sides[0] * PATCH_PIXELS, sides[1] * PATCH_PIXELS
+
+
+def fitted(image: "PIL.Image.Image", *, resolution: int, max_aspect_ratio: float) -> np.ndarray:
+    """uint8 [height, width, 3]: the picture scaled to cover its `trained_size`, and cut at the edges, alike on both."""
+    import PIL.Image
+    import PIL.ImageOps
+
+    size = trained_size(*image.size, resolution=resolution, max_aspect_ratio=max_aspect_ratio)
+    return np.asarray(PIL.ImageOps.fit(image, size, PIL.Image.Resampling.LANCZOS))

@@ -1,0 +1,235 @@
+"""Pictures and their captions, read one after another from files, in the same order every time."""
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import itertools
+import pathlib
+import re
+import tarfile
+from collections.abc import Iterator
+
+from titan.core.config.validate import ConfigError
+from titan.core.data.corpus import corpus_fingerprint
+from titan.core.data.file_stamp import FileStamp, files_below, stamp_of
+from titan.core.data.images.config import ImageDataConfig
+
+PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+TAR_SUFFIXES = (".tar",)
+PARQUET_SUFFIXES = (".parquet",)
+
+# Package -> folder with pictures in it. They are found without importing the packages, which takes seconds.
+_SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}
+_SAMPLE_SUFFIXES = (".jpg", ".png")
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """One picture as its file holds it.
+
+    Attributes:
+      name: where it is from, for messages.
+      content: bytes of a picture's file.
+      caption: may be empty.
+    """
+
+    name: str
+    content: bytes
+    caption: str
+
+    @property
+    def hash(self) -> int:
+        """64 bits of BLAKE2 of picture and caption: equal on every machine and in every process."""
+        digest = hashlib.blake2b(self.content, digest_size=8)
+        digest.update(b"\0" + self.caption.encode())
+        return int.from_bytes(digest.digest(), "little")
+
+
+class PictureSource:
+    """The pictures of `--data.path`.
+
+    - Empty path: the pictures that scikit-image and scikit-learn ship; the name of a file is its caption.
+    - A folder of pictures: every file below it with a suffix in PICTURE_SUFFIXES, sorted by path; hidden files and
+      folders are left out.
+    - A webdataset tar, or a folder of them: members whose names differ in the ending alone (from the first dot of the
+      file's name) are a sample, of which the picture and the caption are taken.
+    - A Parquet file, or a folder of them: a row is a sample.
+
+    Attributes:
+      files: the files, in reading order.
+      description: the source in words, for messages.
+    """
+
+    def __init__(self, config: ImageDataConfig):
+        """Lists the files; reads none of them.
+
+        Raises:
+          ConfigError: the path does not exist or holds no file of a known kind, or kinds are mixed.
+        """
+        self._config = config
+        if not config.path:
+            self.description = "the pictures of scikit-image and scikit-learn"
+            self.files = _sample_files()
+            self._kind = "samples"
+            return
+        self.description = config.path
+        root = pathlib.Path(config.path).expanduser().resolve()
+        if not root.exists():
+            raise ConfigError("data.path", f"there is no file or folder {config.path!r}", "correct the path")
+        found = {
+            kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.endswith(suffixes)
+            for kind, suffixes in (("tar", TAR_SUFFIXES), ("parquet", PARQUET_SUFFIXES), ("folder", PICTURE_SUFFIXES))
+        }
+        kinds = [kind for kind, files in found.items() if files]
+        if not kinds:
+            suffixes = ", ".join((*TAR_SUFFIXES, *PARQUET_SUFFIXES, *PICTURE_SUFFIXES))
+            raise ConfigError("data.path", f"{config.path!r} is or has no file that ends in {suffixes}", "give another")
+        if len(kinds) > 1:
+            problem = f"the folder {config.path!r} has {' and '.join(found[kind][0].name for kind in kinds[:2])}"
+            raise ConfigError("data.path", problem, "give a folder of pictures, of tars or of Parquet files")
+        self._kind = kinds[0]
+        self.files = found[self._kind]
+
+    def pictures(self) -> Iterator[Picture]:
+        """Reads the pictures from the first one on, without decoding them.
+
+        Raises:
+          ConfigError: an unreadable file, a sample without caption, or a missing column; named with the sample.
+        """
+        found = itertools.chain.from_iterable(map(self._pictures_of, self.files))
+        return itertools.islice(found, self._config.max_pictures or None)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change whenever any picture, caption or their order does, wherever the files lie.
+
+        All pictures are read for it, once: the result is remembered as that of a `Corpus`.
+
+        Raises:
+          ConfigError: as `pictures`, or there is no picture.
+        """
+
+        def read() -> str:
+            hashes = [picture.hash for picture in self.pictures()]
+            if not hashes:
+                raise ConfigError("data.path", f"{self.description} holds no picture", "give files with pictures")
+            return corpus_fingerprint(hashes)
+
+        return self._stamp().remembered(self._config.cache_folder, read)
+
+    def _stamp(self) -> FileStamp:
+        config = self._config
+        names = (config.caption_extension, config.image_column, config.caption_column, config.max_pictures)
+        try:
+            captions = [caption for file in self.files if (caption := self._caption_file(file)) and caption.exists()]
+            return stamp_of((*self.files, *captions), reading=("pictures", 1, self._kind, *names))
+        except OSError as error:
+            raise ConfigError("data.path", str(error), "repair or remove the file") from error
+
+    def _pictures_of(self, file: pathlib.Path) -> Iterator[Picture]:
+        try:
+            if self._kind == "tar":
+                yield from _of_tar(file, self._config.caption_extension)
+            elif self._kind == "parquet":
+                yield from _of_parquet(file, self._config.image_column, self._config.caption_column)
+            else:
+                yield Picture(str(file), file.read_bytes(), self._caption_beside(file))
+        except OSError as error:
+            problem = f"{file} cannot be read ({error.strerror or error})"
+            raise ConfigError("data.path", problem, "repair or remove the file") from error
+
+    def _caption_file(self, file: pathlib.Path) -> pathlib.Path | None:
+        """The file with the caption of a picture's file; None where the name is the caption or it lies within."""
+        extension = self._config.caption_extension
+        return file.with_suffix(f".{extension}") if extension and self._kind == "folder" else None
+
+    def _caption_beside(self, file: pathlib.Path) -> str:
+        caption = self._caption_file(file)
+        if caption is None:
+            return _words(file.stem)
+        if not caption.is_file():
+            raise _no_caption(str(file), caption.name)
+        return caption.read_bytes().decode("utf-8", "replace").strip()
+
+
+def _sample_files() -> tuple[pathlib.Path, ...]:
+    files = []
+    for package, folder in _SAMPLES.items():
+        spec = importlib.util.find_spec(package)
+        if spec is not None:
+            root = pathlib.Path(spec.submodule_search_locations[0], folder)
+            files += files_below(root, _SAMPLE_SUFFIXES) if root.is_dir() else ()
+    if not files:
+        raise ConfigError(
+            "data.path",
+            "it is empty, and neither scikit-image nor scikit-learn with their pictures are installed",
+            "give a folder of pictures, or pip install scikit-image",
+        )
+    return tuple(files)
+
+
+def _words(stem: str) -> str:
+    return " ".join(re.split(r"[\W_]+", stem)).strip().lower()
+
+
+def _no_caption(name: str, wanted: str) -> ConfigError:
+    return ConfigError(
+        "data.caption_extension",
+        f"{name} has no caption: there is no {wanted} beside it",
+        "add it, or give another extension, or an empty one to caption pictures by their names",
+    )
+
+
+def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
+    try:
+        with tarfile.open(file) as archive:
+            members = (member for member in archive if member.isfile())
+            for key, group in itertools.groupby(members, lambda member: _sample_key(member.name)):
+                by_ending = {member.name.removeprefix(f"{key}."): member for member in group}
+                ending = next((ending for ending in by_ending if f".{ending}".endswith(PICTURE_SUFFIXES)), None)
+                if ending is None:
+                    continue
+                name = f"{file}:{key}.{ending}"
+                if not extension:
+                    caption = _words(pathlib.PurePath(key).name)
+                elif extension in by_ending:
+                    caption = archive.extractfile(by_ending[extension]).read().decode("utf-8", "replace").strip()
+                else:
+                    raise _no_caption(name, f"{pathlib.PurePath(key).name}.{extension}")
+                yield Picture(name, archive.extractfile(by_ending[ending]).read(), caption)
+    except tarfile.TarError as error:
+        raise ConfigError("data.path", f"{file} is no intact tar ({error})", "repair or remove the file") from error
+
+
+def _sample_key(name: str) -> str:
+    """The member's path up to the first dot of its file's name, as webdataset groups members."""
+    folder, slash, base = name.rpartition("/")
+    return f"{folder}{slash}{base.partition('.')[0]}"
+
+
+def _of_parquet(file: pathlib.Path, image_column: str, caption_column: str) -> Iterator[Picture]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            columns = table.schema_arrow.names
+            for flag, column in (("image_column", image_column), ("caption_column", caption_column)):
+                if column not in columns:
+                    cure = f"choose among its columns: {', '.join(columns) or 'none'}"
+                    raise ConfigError(f"data.{flag}", f"{file}: no column {column!r}", cure)
+            number = 0
+            for batch in table.iter_batches(batch_size=16, columns=[image_column, caption_column]):
+                for row in batch.to_pylist():
+                    content, caption = row[image_column], row[caption_column]
+                    if isinstance(content, dict):
+                        content = content.get("bytes")
+                    for flag, value, kind in (("image", content, bytes), ("caption", caption, str)):
+                        if not isinstance(value, kind):
+                            problem = f"{file}: row {number} has no {flag} ({type(value).__name__})"
+                            raise ConfigError(f"data.{flag}_column", problem, "name another column, or remove the row")
+                    yield Picture(f"{file}: row {number}", content, caption)
+                    number += 1
+    except pyarrow.ArrowInvalid as error:
+        raise ConfigError("data.path", f"{file} is no intact Parquet file ({error})", "repair or remove it") from error

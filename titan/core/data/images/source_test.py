@@ -1,0 +1,121 @@
+"""The sources of pictures: which samples each kind of file gives, their fingerprint, and messages about bad input."""
+
+import dataclasses
+import io
+import shutil
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import webdataset
+
+from titan.core.config.validate import ConfigError
+from titan.core.data import file_stamp
+from titan.core.data.images.config import ImageDataConfig
+from titan.core.data.images.fit import decode
+from titan.core.data.images.pictures_for_test import png
+from titan.core.data.images.source import PictureSource
+
+
+def _pairs(config):
+    return [(picture.content, picture.caption) for picture in PictureSource(config).pictures()]
+
+
+def _message(config, call=lambda source: list(source.pictures())):
+    with pytest.raises(ConfigError) as error:
+        call(PictureSource(config))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_folder_a_webdataset_tar_and_a_parquet_file_give_the_same_samples(data, tmp_path):
+    expected = _pairs(data)
+    assert [caption for _, caption in expected] == [f"caption {number}" for number in range(6)]
+    tar = tmp_path / "samples.tar"
+    with webdataset.TarWriter(str(tar)) as writer:
+        for number, (content, caption) in enumerate(expected):
+            writer.write({"__key__": f"shard/{number:04d}", "png": content, "txt": caption, "json": {"id": number}})
+    table = {"image": [{"bytes": content, "path": None} for content, _ in expected], "text": [c for _, c in expected]}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "samples.parquet")
+    for name in ("samples.tar", "samples.parquet"):
+        assert _pairs(dataclasses.replace(data, path=str(tmp_path / name))) == expected
+        folder = tmp_path / f"folder of {name}"
+        folder.mkdir()
+        shutil.copy(tmp_path / name, folder)
+        assert _pairs(dataclasses.replace(data, path=str(folder), max_pictures=2)) == expected[:2]
+
+
+def test_names_are_captions_where_none_are_asked_for(data, tmp_path):
+    (tmp_path / "files/p0.png").rename(tmp_path / "files/a_Red-house.png")
+    assert _pairs(dataclasses.replace(data, caption_extension=""))[0][1] == "a red house"
+
+
+def test_the_pictures_that_come_with_packages_are_found_and_intact(tmp_path):
+    pictures = list(PictureSource(ImageDataConfig(cache_folder=str(tmp_path))).pictures())
+    assert {"astronaut", "china", "coffee", "flower"} <= {picture.caption for picture in pictures}
+    assert all(decode(picture).mode == "RGB" for picture in pictures)
+
+
+def test_fingerprint_follows_pictures_and_captions_and_not_their_place(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 0)
+    first = PictureSource(data).fingerprint
+    shutil.copytree(tmp_path / "files", tmp_path / "elsewhere")
+    assert PictureSource(dataclasses.replace(data, path=str(tmp_path / "elsewhere"))).fingerprint == first
+    assert PictureSource(dataclasses.replace(data, max_pictures=5)).fingerprint != first
+    monkeypatch.setattr(PictureSource, "pictures", lambda self: pytest.fail("read again"))
+    assert PictureSource(data).fingerprint == first
+    monkeypatch.undo()
+    (tmp_path / "files/p3.txt").write_text("another caption")
+    assert PictureSource(data).fingerprint != first
+
+
+def test_bad_input_is_one_line(data, tmp_path):
+    files = tmp_path / "files"
+    (files / "p2.txt").unlink()
+    assert _message(data) == (
+        f"--data.caption_extension: {files}/p2.png has no caption: there is no p2.txt beside it; add it, or give "
+        "another extension, or an empty one to caption pictures by their names"
+    )
+    broken = dataclasses.replace(data, caption_extension="")
+    (files / "p2.png").write_bytes(png(8, 8, 0)[:40])
+    message = _message(broken, lambda source: [decode(picture) for picture in source.pictures()])
+    assert message.startswith(f"--data.path: {files}/p2.png is no intact picture (")
+
+    tar = tmp_path / "x.tar"
+    with webdataset.TarWriter(str(tar)) as writer:
+        writer.write({"__key__": "0", "jpg": np.zeros((8, 8, 3), np.uint8)})
+    in_tar = dataclasses.replace(data, path=str(tar))
+    assert f"{tar}:0.jpg has no caption: there is no 0.txt beside it" in _message(in_tar)
+    tar.write_bytes(tar.read_bytes()[:700])
+    assert f"--data.path: {tar} is no intact tar" in _message(in_tar)
+
+    table = tmp_path / "x.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"image": [b"", None], "caption": ["a", "b"]}), table)
+    in_table = dataclasses.replace(data, path=str(table))
+    assert _message(in_table) == (
+        f"--data.caption_column: {table}: no column 'text'; choose among its columns: image, caption"
+    )
+    named = dataclasses.replace(in_table, caption_column="caption")
+    assert f"--data.image_column: {table}: row 1 has no image (NoneType)" in _message(named)
+    table.write_bytes(b"PAR1")
+    assert f"--data.path: {table} is no intact Parquet file" in _message(named)
+
+    (tmp_path / "empty").mkdir()
+    assert "is or has no file that ends in .tar, .parquet" in _message(
+        dataclasses.replace(data, path=str(tmp_path / "empty"))
+    )
+    shutil.copy(tar, files)
+    assert "has x.tar and p0.png" in _message(data)
+
+
+def test_a_picture_of_16_bits_or_with_transparency_becomes_rgb():
+    import PIL.Image
+
+    from titan.core.data.images.source import Picture
+
+    grey, clear = io.BytesIO(), io.BytesIO()
+    PIL.Image.fromarray(np.full((2, 2), 40000, np.uint16)).save(grey, "PNG")
+    PIL.Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(clear, "PNG")
+    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 155).tolist()
+    assert np.asarray(decode(Picture("clear", clear.getvalue(), ""))).min() == 255
