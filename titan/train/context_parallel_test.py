@@ -18,6 +18,7 @@ from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
 from titan.models.family import ModelConfig
+from titan.models.flux.config import FluxConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
@@ -320,6 +321,15 @@ def test_tokens_keep_their_labels_positions_and_documents():
         before, after = (sorted(zip(*(arrays[name][0, row].tolist() for name in whole))) for arrays in (whole, moved))
         assert before == after
     assert not np.array_equal(moved["tokens"], whole["tokens"])
+
+
+def test_a_model_without_causal_attention_is_refused():
+    with pytest.raises(ConfigError) as error:
+        check_context_parallel(dataclasses.replace(Case("llama3", cp=4).config, model=FluxConfig()))
+    assert str(error.value) == (
+        "--parallelism.context_parallel: it splits causal attention over tokens, of which a Flux has none; "
+        "leave it at 1"
+    )
 
 
 def test_each_rank_of_the_torch_executor_has_the_part_that_xla_places_on_its_device():
