@@ -243,7 +243,6 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
         Case("llama3", cp=2, dp_shard=2, tp=2, kernels=True),
         Case("qwen3_tied", cp=2, dp_shard=2),
         Case("qwen3_moe", cp=2, dp_shard=2),
-        Case("qwen3_moe", cp=8),
         Case("muse_glimmer", cp=4, dp_shard=2),
         Case("muse_glimmer", cp=2, dp_shard=2, kernels=True),
     ),
@@ -254,7 +253,7 @@ def test_split_sequences_equal_one_device(case):
 
 
 @pytest.mark.parametrize("scan", (False, True), ids=("layers", "scan"))
-@pytest.mark.parametrize("memory_policy", ("full", "selective", "selective,layers.*.feed_forward=save"))
+@pytest.mark.parametrize("memory_policy", ("full", "selective,layers.*.feed_forward=save"))
 def test_gathered_keys_and_values_are_gathered_again_for_the_backward(memory_policy, scan):
     case = Case("llama3", cp=4, kernels=True, scan=scan, memory_policy=memory_policy)
     kept = _kept(graph_of(case).module)
@@ -279,9 +278,8 @@ def _kept(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     return [node for node in made if any(user.meta.get("region") == "backward" for user in node.users)]
 
 
-@pytest.mark.parametrize("scan", (False, True), ids=("layers", "scan"))
-def test_with_the_splash_kernel_no_mask_of_queries_and_keys_is_made(scan):
-    module = graph_of(Case("muse_glimmer", cp=4, kernels=True, scan=scan)).module
+def test_with_the_splash_kernel_no_mask_of_queries_and_keys_is_made():
+    module = graph_of(Case("muse_glimmer", cp=4, kernels=True, scan=True)).module
     shapes = {tuple(node.meta["val"].shape) for part in graphs_of(module) for node in part.nodes if _is_bool(node)}
     assert shapes  # labels that count, for one
     assert [shape for shape in shapes if shape[-2:] == (LENGTH // 4, LENGTH)] == []
