@@ -28,6 +28,7 @@ from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.model_split import model_split
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -88,7 +89,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
-    parameters = parameter_layouts(model, mesh, policy, stacks)
+    split = model_split(config, model)
+    parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
@@ -100,6 +102,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         optimizer=config.optimizer,
         max_grad_norm=config.training.max_grad_norm,
         num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)

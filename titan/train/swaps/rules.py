@@ -12,10 +12,12 @@ from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entr
 from titan.train.swaps.grouped_experts import grouped_experts_rules
 from titan.train.swaps.rope import rope_rules
 from titan.train.swaps.splash_attention import splash_attention_rules
+from titan.train.swaps.vocabulary_cross_entropy import vocabulary_cross_entropy_rules
 
 SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (
     splash_attention_rules,
     fused_linear_cross_entropy_rules,
+    vocabulary_cross_entropy_rules,
     grouped_experts_rules,
     rope_rules,
 )
