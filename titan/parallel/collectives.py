@@ -7,6 +7,7 @@ whole, or a part of a sum, as the names of the functions say. The gradient of a 
 import torch
 from torch import Tensor
 
+from titan.parallel.along import all_gather_along, reduce_scatter_along
 from titan.parallel.mesh_axis import MeshAxis
 
 _OPS = torch.ops._c10d_functional
@@ -62,37 +63,23 @@ class _GatherToParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return _all_gather(x, axis, dim)
+        return all_gather_along(x, dim, axis.size, axis.group_name)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _reduce_scatter(grad, ctx.axis, ctx.dim), None, None
+        return reduce_scatter_along(grad, ctx.dim, ctx.axis.size, ctx.axis.group_name), None, None
 
 
 class _ScatterSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
         ctx.axis, ctx.dim = axis, dim
-        return _reduce_scatter(x, axis, dim)
+        return reduce_scatter_along(x, dim, axis.size, axis.group_name)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        return _all_gather(grad, ctx.axis, ctx.dim), None, None
+        return all_gather_along(grad, ctx.dim, ctx.axis.size, ctx.axis.group_name), None, None
 
 
 def _all_reduce(x: Tensor, op: str, axis: MeshAxis) -> Tensor:
     return _OPS.wait_tensor(_OPS.all_reduce(x.contiguous(), op, axis.group_name))
-
-
-def _all_gather(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
-    whole = _OPS.wait_tensor(_OPS.all_gather_into_tensor(x.contiguous(), axis.size, axis.group_name))
-    if dim == 0:
-        return whole
-    # The op joins slices along the first dim; here they lie along another.
-    return whole.unflatten(0, (axis.size, x.shape[0])).movedim(0, dim).flatten(dim, dim + 1)
-
-
-def _reduce_scatter(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
-    if dim:
-        x = x.unflatten(dim, (axis.size, x.shape[dim] // axis.size)).movedim(dim, 0).flatten(0, 1)
-    return _OPS.wait_tensor(_OPS.reduce_scatter_tensor(x.contiguous(), "sum", axis.size, axis.group_name))

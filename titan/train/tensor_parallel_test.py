@@ -13,6 +13,7 @@ from titan.core.config.validate import ConfigError
 from titan.core.data.config import TokenizerConfig
 from titan.core.init import Normal, Zeros, init_plan, sample
 from titan.graph.capture import capture
+from titan.graph.dialect import op_name
 from titan.graph.passes.pipeline import run_passes
 from titan.graph.spmd_check import check_spmd
 from titan.graph.step_graph import StepGraph
@@ -221,7 +222,10 @@ def assert_same(got: Outcome, expected: Outcome) -> None:
 
 
 CASES = {
-    "llama3_tp2": ("llama3", {"tensor_parallel": 2}),
+    "llama3_hsdp4_tp2": (
+        "llama3",
+        {"data_parallel_replicate": 2, "data_parallel_shard": 2, "tensor_parallel": 2},
+    ),
     "llama3_tp4_whole_tokens": ("llama3", {"tensor_parallel": 4, "sequence_parallel": False}),
     "llama3_fsdp2_tp2_scan": ("llama3", {"data_parallel_shard": 2, "tensor_parallel": 2, "scan": True}),
     "tied_fsdp2_tp2": ("qwen3_tied", {"data_parallel_shard": 2, "tensor_parallel": 2}),
@@ -229,7 +233,7 @@ CASES = {
         "qwen3_tied",
         {"data_parallel_shard": 2, "tensor_parallel": 4, "fused": "xla", "kernels": True},
     ),
-    "moe_fsdp2_tp2": ("qwen3_moe", {"data_parallel_shard": 2, "tensor_parallel": 2}),
+    "moe_fsdp2_tp4": ("qwen3_moe", {"data_parallel_shard": 2, "tensor_parallel": 4}),
     "moe_tp4_whole_tokens_kernels": (
         "qwen3_moe",
         {"tensor_parallel": 4, "sequence_parallel": False, "scan": True, "kernels": True},
@@ -263,12 +267,12 @@ def test_an_evaluation_equals_that_of_one_device():
 def test_each_block_gathers_once_and_scatters_once(model):
     graph = captured(config_of(model, tensor_parallel=2))
     counts = collections.Counter(
-        (node.meta["region"], node.meta["module_fqn"], node.target.__name__.split(".")[0])
+        (node.meta["region"], node.meta["module_fqn"], op_name(node.target).split(".")[1])
         for node in graph.module.graph.nodes
-        if node.op == "call_function" and "_c10d_functional" in str(node.target) and "tp" in node.args
+        if node.op == "call_function" and "tp" in node.args and op_name(node.target) != "titan.axis_index.default"
     )
     blocks = [f"layers.{index}.{block}" for index in range(2) for block in ("attention", "feed_forward")]
-    gather, scatter = "all_gather_into_tensor", "reduce_scatter_tensor"
+    gather, scatter = "all_gather_along", "reduce_scatter_along"
     # The backward of each is the other.
     expected = {
         (region, block, op): 1 for region in ("forward", "backward") for block in blocks for op in (gather, scatter)
