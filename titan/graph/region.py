@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 REGIONS = ("forward", "loss", "backward", "optimizer")
 
+PARAMETER_SCOPE = "parameter"
+"""The last name, after region and module, of where an instruction comes from that gathers a parameter."""
+
 _current: contextvars.ContextVar[str] = contextvars.ContextVar("region", default="forward")
 
 

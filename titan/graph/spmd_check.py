@@ -133,8 +133,8 @@ def _around(module: torch.fx.GraphModule, loop: torch.fx.Node, varying: dict[tor
         carry = wider
 
 
-_EQUALISE = ("all_reduce", "all_gather_into_tensor", "broadcast")
-_SCATTER = ("reduce_scatter_tensor", "all_to_all_single", "axis_index")
+_EQUALISE = ("all_reduce", "all_gather_into_tensor", "all_gather_along", "broadcast")
+_SCATTER = ("reduce_scatter_tensor", "reduce_scatter_along", "all_to_all_single", "axis_index")
 
 
 def _after(node: torch.fx.Node, varying: frozenset[str]) -> frozenset[str]:

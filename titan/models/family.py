@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from titan.parallel.parallel_plan import ParallelPlan
+
 
 @dataclasses.dataclass(frozen=True)
 class BatchTensor:
@@ -62,6 +64,9 @@ class ModelConfig(Protocol):
 
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by the name of the field."""
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model; a family without this method cannot be split."""
 
     def hf(self) -> "HfFormat":
         """The family's reader and writer of Hugging Face folders."""

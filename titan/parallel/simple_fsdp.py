@@ -104,14 +104,16 @@ class _ReadWeight(torch.autograd.Function):
         ctx.placements = weight.placements
         ctx.shape, ctx.stride = weight.shape, weight.stride()
         ctx.policy, ctx.plan = policy, plan
-        replicated = [
-            placement if name in plan.shards else Replicate()
-            for name, placement in zip(ctx.mesh.mesh_dim_names, ctx.placements)
-        ]
+        placements = list(ctx.placements)
         with _in_capture_as_gather():
             if policy.gather_dtype is not None:
                 weight = weight.to(policy.gather_dtype)
-            full = weight.redistribute(placements=replicated).to_local()
+            # One axis at a time, the inner ones first: DTensor would warn of a mesh that could be flattened.
+            for dim, name in reversed(list(enumerate(ctx.mesh.mesh_dim_names))):
+                if placements[dim].is_shard() and name not in plan.shards:
+                    placements[dim] = Replicate()
+                    weight = weight.redistribute(placements=placements)
+            full = weight.to_local()
         # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the
         # graph.
         return full.detach()

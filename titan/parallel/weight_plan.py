@@ -29,3 +29,18 @@ class WeightPlan:
 
 WeightPlans = Mapping[str, WeightPlan]
 """Fully qualified name of a weight to its plan; a weight that is not named is data-parallel alone."""
+
+
+def merged_plans(*parts: WeightPlans) -> dict[str, WeightPlan]:
+    """What several kinds of parallelism, each along an axis of its own, ask of the weights together.
+
+    Raises:
+      ValueError: two of them ask something of a weight along one axis.
+    """
+    merged: dict[str, WeightPlan] = {}
+    for name, plan in (item for part in parts for item in part.items()):
+        before = merged.get(name, WeightPlan())
+        if twice := {*before.shards, *before.partial} & {*plan.shards, *plan.partial}:
+            raise ValueError(f"two plans for weight {name} along axis {sorted(twice)[0]}")
+        merged[name] = WeightPlan({**before.shards, **plan.shards}, (*before.partial, *plan.partial))
+    return merged

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan.core.config.rewrite import rewrite
 from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, init_plan
 from titan.graph.capture import StepFunction, capture
@@ -28,6 +27,7 @@ from titan.train.compiled_step import CompiledStep, Executable, Shapes
 from titan.train.config import Config
 from titan.train.hf_weights import check_hf, read_hf
 from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.model_split import model_split
 from titan.train.runtime import CompileTarget, Runtime, State
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -38,7 +38,7 @@ from titan.train.state import (
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
-from titan.train.swaps.rules import swap_rules
+from titan.train.swaps.rules import with_swaps
 from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 
 
@@ -88,7 +88,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
     stacks = Stacks(stacked_parameters(model))
-    parameters = parameter_layouts(model, mesh, policy, stacks)
+    split = model_split(config, model)
+    parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
     state = train_state_layouts(parameters, mesh)
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
@@ -100,6 +101,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
         optimizer=config.optimizer,
         max_grad_norm=config.training.max_grad_norm,
         num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
@@ -126,7 +129,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
 
 def components(config: Config) -> Any:
     """The model's component tree, in which the swaps that the configuration asks for are made."""
-    return rewrite(config.model.components(), swap_rules(config))
+    return with_swaps(config.model.components(), config)
 
 
 def with_loops(tree: Any, tpu_config: TpuConfig) -> Any:
@@ -165,9 +168,9 @@ def _compile(
     mesh: MeshSpec,
     seconds: dict[str, float],
 ) -> Executable:
-    if not config.tpu_config.use_graph_trainer:
-        return runtime.uncaptured(make_step)
     batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
+    if not config.tpu_config.use_graph_trainer:
+        return runtime.uncaptured(make_step, batch)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     captured_at = time.perf_counter()

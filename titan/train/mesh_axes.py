@@ -24,6 +24,9 @@ BATCH_AXES = ("dp_replicate", "dp_shard", "ep")
 SEQUENCE_AXIS = "cp"
 """The axis whose devices have different tokens of the same sequences."""
 
+TENSOR_AXIS = "tp"
+"""The axis whose devices share the work of each layer on the same sequences."""
+
 
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     """The mesh of a resolved configuration."""

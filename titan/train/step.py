@@ -17,6 +17,7 @@ from titan.graph.capture import StepFunction, Tensors
 from titan.graph.region import region
 from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
+from titan.parallel.module_borders import Borders, place_borders
 from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
 from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
@@ -49,6 +50,7 @@ class StepBuilder:
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
       plans: what splits parameters along further axes.
+      borders: collectives around modules, by path.
     """
 
     build_model: Callable[[], nn.Module]
@@ -60,6 +62,7 @@ class StepBuilder:
     max_grad_norm: float
     num_microbatches: int
     plans: WeightPlans = dataclasses.field(default_factory=dict)
+    borders: Borders = dataclasses.field(default_factory=dict)
 
     def train_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> (new state, {loss, grad_norm, num_tokens, skipped_steps})`.
@@ -68,7 +71,7 @@ class StepBuilder:
         skipped.
         """
         policy = dataclasses.replace(self.policy, defer_replicas=self.num_microbatches > 1)
-        model = simple_fsdp(self.build_model(), mesh, policy, self.plans)
+        model = self._model(mesh, policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
@@ -90,7 +93,7 @@ class StepBuilder:
 
     def eval_step(self, mesh: DeviceMesh | None) -> StepFunction:
         """The step `(state, batch) -> ({}, {loss_sum, num_tokens})`, sums over all ranks and microbatches."""
-        model = simple_fsdp(self.build_model(), mesh, self.policy, self.plans)
+        model = self._model(mesh, self.policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
@@ -110,7 +113,7 @@ class StepBuilder:
           mesh: of the step.
           inputs: the tensors that the model takes, in order; a batch has them with a leading dim of 1.
         """
-        model = simple_fsdp(self.build_model(), mesh, self.policy, self.plans)
+        model = self._model(mesh, self.policy)
 
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             with torch.no_grad():
@@ -124,6 +127,12 @@ class StepBuilder:
             return {}, {"prediction": prediction}
 
         return StepFunction(step, model)
+
+    def _model(self, mesh: DeviceMesh | None, policy: ShardingPolicy) -> nn.Module:
+        model = self.build_model()
+        if mesh is not None:
+            place_borders(model, mesh, self.borders)
+        return simple_fsdp(model, mesh, policy, self.plans)
 
     def _weights(self, state: Tensors, mesh: DeviceMesh | None) -> Tensors:
         """The parameters as leaves for autograd: plain tensors on one device, DTensors around the shards on a mesh."""

@@ -9,7 +9,7 @@ _EDGES = {
     "core": (),
     "parallel": (),
     "kernels": (),
-    "models": ("titan.core.config", "titan.core.init"),
+    "models": ("titan.core.config", "titan.core.init", "titan.parallel.parallel_plan"),
     "float8": ("titan.core.config", "titan.models.layers"),
     "graph": (
         "titan.core.config",
@@ -80,6 +80,8 @@ def test_every_room_keeps_to_its_edges():
         ("titan/kernels/a.py", "from titan.core import init", True),
         ("titan/models/a.py", "from titan.core import init", False),
         ("titan/models/a.py", "from titan import train", True),
+        ("titan/models/a.py", "from titan.parallel import tensor_parallel", True),
+        ("titan/models/a.py", "from titan.parallel.parallel_plan import Split", False),
         ("titan/models/a.py", "import titan.core.data", True),
         ("titan/models/llama3/a.py", "from . import model", False),
         ("titan/models/llama3/a.py", "from ...train import build", True),

@@ -14,7 +14,7 @@ HloModule jit_run, is_scheduled=true
 
 ENTRY %main (w: bf16[2,128]) -> f32[8,128] {{
   %w = bf16[2,128]{{1,0}} parameter(0), metadata={{op_name="w"}}
-  %gathered = bf16[8,128]{{1,0}} all-gather(%w), metadata={{op_name="{_SCOPE}/forward/head/all_gather"}}
+  %gathered = bf16[8,128]{{1,0}} all-gather(%w), metadata={{op_name="{_SCOPE}/forward/head/parameter/all_gather"}}
   %saved = f32[1000,128]{{1,0}} fusion(%gathered), kind=kLoop, metadata={{op_name="{_SCOPE}/forward/layers.0.mlp/mul"}}
   %fast = f32[1000,128]{{1,0:S(1)}} copy(%saved)
   %grad = f32[16,128]{{1,0}} fusion(%fast, %gathered), metadata={{op_name="{_SCOPE}/backward/layers.0.mlp/mul"}}

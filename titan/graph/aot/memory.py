@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from titan.graph.aot.buffers import LiveBuffer, live_at_peak, usage
 from titan.graph.aot.origin import origin
 from titan.graph.aot.report import Buffer, Memory
+from titan.graph.region import PARAMETER_SCOPE
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 
@@ -72,7 +73,9 @@ def memory_of(
 
 def _kind(buffer: LiveBuffer) -> str:
     made, read = origin(buffer.op_name), origin(buffer.last_op_name)
-    if "all-gather" in buffer.opcode or made.operation.startswith("all_gather"):
+    *scope, operation = made.operation.split("/")
+    # Activations are gathered too, by tensor parallelism.
+    if PARAMETER_SCOPE in scope and ("all-gather" in buffer.opcode or operation.startswith("all_gather")):
         return GATHERED
     if made.region in ("forward", "loss") and read.region == "backward":
         return SAVED

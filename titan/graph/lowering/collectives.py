@@ -88,6 +88,16 @@ def _reduce_scatter_tensor_coalesced(
     return tuple(_reduce_scatter(x, reduce_op, group_name) for x in inputs)
 
 
+@lowering("titan.all_gather_along.default")
+def _all_gather_along(ctx: LoweringContext, x: jax.Array, dim: int, group_size: int, group_name: str) -> jax.Array:
+    return lax.all_gather(x, group_name, axis=dim, tiled=True)
+
+
+@lowering("titan.reduce_scatter_along.default")
+def _reduce_scatter_along(ctx: LoweringContext, x: jax.Array, dim: int, group_size: int, group_name: str) -> jax.Array:
+    return lax.psum_scatter(x, group_name, scatter_dimension=dim, tiled=True)
+
+
 @lowering("_c10d_functional.all_to_all_single.default")
 def _all_to_all_single(
     ctx: LoweringContext,

@@ -93,6 +93,31 @@ def test_exchanges(axis_sizes: dict[str, int]) -> None:
     np.testing.assert_array_equal(_on_mesh(axis_sizes, _c10d.wait_tensor.default, (), out_rows=8), _LOCAL)
 
 
+@pytest.mark.parametrize("axis_sizes", [_WORLD, _GRID], ids=["1d", "2d"])
+def test_joining_and_cutting_along_another_dim(axis_sizes: dict[str, int]) -> None:
+    size = axis_sizes["shard"]
+    mesh = Mesh(np.array(jax.devices()[:4]).reshape(*axis_sizes.values()), tuple(axis_sizes))
+    spec = PartitionSpec(tuple(axis_sizes))
+    values = np.swapaxes(_LOCAL, 1, 2)  # (device, width, rows)
+
+    def on_mesh(name: str) -> np.ndarray:
+        function = TABLE[f"titan.{name}.default"]
+        mapped = jax.shard_map(
+            lambda local: function(None, local[0], 1, size, "shard")[None],
+            mesh=mesh,
+            in_specs=spec,
+            out_specs=spec,
+            check_vma=False,
+        )
+        return np.asarray(jax.jit(mapped)(values))
+
+    groups = _groups(axis_sizes)
+    joined = [np.concatenate(list(values[group]), axis=1) for group in groups for _ in group]
+    np.testing.assert_array_equal(on_mesh("all_gather_along"), np.stack(joined))
+    slices = [part for group in groups for part in np.split(values[group].sum(0), size, axis=1)]
+    np.testing.assert_allclose(on_mesh("reduce_scatter_along"), np.stack(slices), rtol=1e-6, atol=1e-6)
+
+
 def test_axis_index_is_the_position_on_its_axis() -> None:
     mesh = Mesh(np.array(jax.devices()[:4]).reshape(2, 2), tuple(_GRID))
     function = TABLE["titan.axis_index.default"]
@@ -113,8 +138,8 @@ def test_unequal_splits_unknown_reductions_and_axes_are_errors() -> None:
 def test_every_collective_is_tested_here() -> None:
     lists = {"all_gather_into_tensor_coalesced", "all_reduce_coalesced", "reduce_scatter_tensor_coalesced"}
     plain = {"all_gather_into_tensor", "all_reduce", "all_to_all_single", "broadcast", "reduce_scatter_tensor"}
-    tested = {f"_c10d_functional.{name}.default" for name in lists | plain | {"wait_tensor"}} | {
-        "titan.axis_index.default"
-    }
+    ours = {"all_gather_along", "axis_index", "reduce_scatter_along"}
+    tested = {f"_c10d_functional.{name}.default" for name in lists | plain | {"wait_tensor"}}
+    tested |= {f"titan.{name}.default" for name in ours}
     elsewhere = {"titan.barrier.default"}  # control_flow_test
     assert {name for name in TABLE if name.startswith(("_c10d_functional.", "titan."))} == tested | elsewhere

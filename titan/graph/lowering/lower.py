@@ -18,6 +18,7 @@ from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
 from titan.graph.lowering.kernels import find_lowering
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
+from titan.graph.region import PARAMETER_SCOPE
 from titan.graph.reversed_scans import find_reversed_scans
 from titan.kernels.target import Target, lowering_for
 
@@ -95,7 +96,8 @@ class _Step:
         if self.lowering is None:
             return args[0][args[1]]
         kwargs = map_arg(self.node.kwargs, values.__getitem__)
-        scope = "/".join(filter(None, (self.node.meta.get("region"), self.node.meta.get("module_fqn"))))
+        gather = PARAMETER_SCOPE if self.node.meta.get("parameter_gather") else None
+        scope = "/".join(filter(None, (self.node.meta.get("region"), self.node.meta.get("module_fqn"), gather)))
         try:
             with jax.named_scope(scope) if scope else contextlib.nullcontext():
                 result = self.lowering(self.context, *args, **kwargs)

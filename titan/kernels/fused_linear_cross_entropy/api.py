@@ -20,6 +20,7 @@ from torch import Tensor
 from titan.kernels.fused_linear_cross_entropy import pallas_tpu  # noqa: F401  (registers the implementation "mosaic")
 from titan.kernels.fused_linear_cross_entropy.tiles import LANES, LinearCrossEntropyTiles
 from titan.kernels.fused_linear_cross_entropy.token_tiles import loss_with_gradients
+from titan.kernels.fused_linear_cross_entropy.vocab_shard import VocabShard
 from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
 
 
@@ -50,6 +51,7 @@ def fused_linear_cross_entropy(
     gradients: Gradients | str = Gradients.BACKWARD,
     tiles: LinearCrossEntropyTiles = LinearCrossEntropyTiles(),  # noqa: B008  (frozen)
     implementation: str = "auto",
+    shard: VocabShard | None = None,
 ) -> Tensor:
     """The sum over tokens of `weight * (logsumexp(logits) - logits[label] + z_loss * logsumexp(logits)**2)`.
 
@@ -71,19 +73,22 @@ def fused_linear_cross_entropy(
       implementation: of the logits' statistics with gradients="backward": "auto", "xla" or "mosaic" (TPU kernel;
         elsewhere interpreted). "auto" is "mosaic" on TPU if E is a multiple of 128, else "xla"; gradients="forward" has
         only "xla".
+      shard: weight is a part of the vocabulary, of V entries; labels are those of the whole. The loss is the whole one,
+        the gradient of hidden that of this part of the logits.
 
     Returns:
       A float32 scalar: a sum, no mean.
 
     Raises:
       ValueError: shapes, dtypes or numbers do not fit, or a tile size is wrong; the text names the argument.
-      NotImplementedError: the dtype is neither float32 nor bfloat16, or gradients="forward" is asked of "mosaic".
+      NotImplementedError: the dtype is neither float32 nor bfloat16, or gradients="forward" is asked of "mosaic" or of
+        a part of the vocabulary.
     """
     gradients = Gradients(gradients)
     _check(hidden_ME, weight_VE, labels_M, token_weights_M, scale=scale, soft_cap=soft_cap, z_loss=z_loss)
     hidden_ME, labels_M = hidden_ME.flatten(0, -2), labels_M.flatten()
     counts_M = labels_M != ignore_index
-    is_valid_M = (labels_M >= 0) & (labels_M < weight_VE.shape[0])
+    is_valid_M = (labels_M >= 0) & (labels_M < (shard.vocab if shard else weight_VE.shape[0]))
     weights_M = torch.ones_like(labels_M, dtype=torch.float32)
     if token_weights_M is not None:
         weights_M = token_weights_M.detach().flatten().float()
@@ -95,6 +100,8 @@ def fused_linear_cross_entropy(
             f'gradients="forward" has no implementation {implementation!r}: '
             'leave it "auto", or take gradients="backward"'
         )
+    if gradients is Gradients.FORWARD and shard:
+        raise NotImplementedError('gradients="forward" needs the whole vocabulary: take gradients="backward"')
     if gradients is Gradients.FORWARD and needs_gradient:
         return loss_with_gradients(
             hidden_ME,
@@ -111,7 +118,7 @@ def fused_linear_cross_entropy(
     logsumexp_M, label_logit_M = logits_statistics(
         hidden_ME,
         weight_VE,
-        labels_M,
+        labels_M - shard.start if shard else labels_M,
         scale=scale,
         soft_cap=soft_cap,
         vocab_tile=tiles.vocab_tile,
@@ -120,6 +127,8 @@ def fused_linear_cross_entropy(
         block_embed=tiles.block_embed,
         implementation=implementation,
     )
+    if shard:
+        logsumexp_M, label_logit_M = shard.combine(logsumexp_M, label_logit_M)
     losses_M = logsumexp_M - label_logit_M
     if z_loss:
         losses_M = losses_M + z_loss * logsumexp_M.square()

@@ -15,6 +15,7 @@ from titan.kernels.fused_linear_cross_entropy.api import fused_linear_cross_entr
 from titan.kernels.fused_linear_cross_entropy.arg_specs import SMALL, by_token_tiles, by_vocabulary_tiles, unfused
 from titan.kernels.fused_linear_cross_entropy.reference import reference_linear_cross_entropy
 from titan.kernels.fused_linear_cross_entropy.tiles import LinearCrossEntropyTiles
+from titan.kernels.fused_linear_cross_entropy.vocab_shard import VocabShard
 from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
 
 WAYS = [
@@ -191,6 +192,54 @@ def test_statistics_of_vocabulary_shards_combine(implementation: str) -> None:
     torch.testing.assert_close(got, right, rtol=1e-4, atol=1e-6)
 
 
+class _OtherShards:
+    """Puts a shard's statistics together with those of the others, constants here, as an all-reduce would."""
+
+    def __init__(self, others: list[tuple[Tensor, Tensor]]):
+        self.others = others
+
+    def __call__(self, logsumexp_M: Tensor, label_logit_M: Tensor) -> tuple[Tensor, Tensor]:
+        logsumexps = [logsumexp_M, *(logsumexp for logsumexp, _ in self.others)]
+        return torch.stack(logsumexps).logsumexp(0), label_logit_M + sum(logit for _, logit in self.others)
+
+
+def _float64_statistics(case: Case, start: int, end: int) -> tuple[Tensor, Tensor]:
+    hidden, weight, labels, _ = case.arrays()
+    logits_MV = case.scale * hidden.double() @ weight.double()[start:end].T
+    logits_MV = case.soft_cap * torch.tanh(logits_MV / case.soft_cap) if case.soft_cap else logits_MV
+    hit_MV = (labels - start).unsqueeze(1) == torch.arange(end - start)
+    return logits_MV.logsumexp(1), torch.where(hit_MV, logits_MV, 0.0).sum(1)
+
+
+@pytest.mark.parametrize("way", [*WAYS[1:], None], ids=["xla", "mosaic", "reference"])
+def test_shards_of_the_vocabulary_give_the_whole_loss_and_their_part_of_the_gradients(way: dict[str, str] | None):
+    case = Case(70, 48, 400, ignored=0.2, weighted=True, scale=0.5, soft_cap=4.0, z_loss=1e-2)
+    hidden, weight, labels, weights = case.arrays()
+    right = run(reference_linear_cross_entropy, hidden.double(), weight.double(), labels, weights, **case.options)
+    bounds = [(0, 150), (150, 151), (151, 400)]
+    statistics = [_float64_statistics(case, *bound) for bound in bounds]
+    parts = []
+    for index, (start, end) in enumerate(bounds):
+        others = [pair for other, pair in enumerate(statistics) if other != index]
+        if way is None:
+            shard = VocabShard(start, case.vocab, _OtherShards(others))
+            function, arguments = reference_linear_cross_entropy, (hidden.double(), weight[start:end].double())
+        else:
+            others = [tuple(tensor.float() for tensor in pair) for pair in others]
+            shard = VocabShard(torch.tensor(start), case.vocab, _OtherShards(others))
+            function = functools.partial(fused_linear_cross_entropy, tiles=TILES, **way)
+            arguments = (hidden, weight[start:end])
+        parts.append(run(function, *arguments, labels, weights, shard=shard, **case.options))
+    # float32 sums of at most 400 terms in another order.
+    for loss, _, _ in parts:
+        torch.testing.assert_close(loss, right[0], rtol=1e-5, atol=0.0)
+    for name, value, expected in (
+        ("hidden", sum(hidden for _, hidden, _ in parts), right[1]),
+        ("weight", torch.cat([weight for _, _, weight in parts]), right[2]),
+    ):
+        assert (value - expected).abs().max() <= 1e-5 * expected.abs().max(), name
+
+
 @pytest.mark.parametrize("fused", [by_vocabulary_tiles, by_token_tiles])
 def test_no_buffer_is_as_large_as_the_logits(fused) -> None:
     def temp_bytes(function, **tiles: int) -> int:
@@ -222,6 +271,11 @@ def test_no_buffer_is_as_large_as_the_logits(fused) -> None:
         ({"gradients": "later"}, ValueError, "'later' is not a valid Gradients"),
         ({"implementation": "cuda"}, ValueError, "no implementation 'cuda': choose among auto, xla, mosaic"),
         ({"gradients": "forward", "implementation": "mosaic"}, NotImplementedError, "has no implementation 'mosaic'"),
+        (
+            {"gradients": "forward", "shard": VocabShard(0, 18, lambda *statistics: statistics)},
+            NotImplementedError,
+            "needs the whole vocabulary",
+        ),
     ],
 )
 def test_wrong_arguments_are_refused(change, error, message) -> None:

@@ -5,8 +5,8 @@ tile by vocabulary tile with a running maximum and sum (the online softmax of Mi
 so that only one tile's logits exist at a time.
 
 Everything else of the loss (ignored tokens, weights, z-loss) is a function of these two numbers, outside of the op. A
-vocabulary split over devices would need nothing new here either: the statistics of shards combine by a logsumexp and a
-sum, a label of another shard has the logit 0, and the backward op takes whatever logsumexp it is given.
+vocabulary split over devices (`vocab_shard`) is too: the statistics of shards combine by a logsumexp and a sum, a label
+of another shard has the logit 0, and the gradients of a shard's statistics are those of its part of the logits.
 """
 
 from typing import NamedTuple

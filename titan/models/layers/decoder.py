@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan.models.layers.attention import AttentionConfig, AttentionMask, causal_segment_mask
+from titan.models.layers.attention import AttentionConfig, AttentionMask, CausalSegmentMaskConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.embedding import EmbeddingConfig
 from titan.models.layers.head import SoftCappedHeadConfig
@@ -84,6 +84,7 @@ class DecoderConfig:
       head: the projection to logits; None where the embedding's table is the head too.
       loss: node whose module maps (hidden_BTE, head, labels_BT) to the summed loss.
       embedding_norm: node whose module normalises the embedding's output, [B, T, E] to the same; None: none.
+      mask: node whose module maps segment_ids_BT to the mask that all layers share.
     """
 
     embedding: EmbeddingConfig
@@ -93,6 +94,7 @@ class DecoderConfig:
     head: LinearConfig | SoftCappedHeadConfig | None
     loss: CrossEntropyConfig
     embedding_norm: Any | None = None
+    mask: Any = CausalSegmentMaskConfig()
 
     def build(self) -> "Decoder":
         """The model on the meta device, parameters float32, each with its initialiser in `param_init`."""
@@ -116,6 +118,7 @@ class Decoder(nn.Module):
         self.head = _built(config.head)
         self.cross_entropy = config.loss.build()
         self.embedding_norm = _built(config.embedding_norm)
+        self.mask = config.mask.build()
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
         """Logits [B, T, V] in the head's dtype.
@@ -134,7 +137,7 @@ class Decoder(nn.Module):
     def hidden(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
         """What the head reads, [B, T, E]: the normalised residual stream after the last block."""
         rope = self.rope(positions_BT)
-        mask = causal_segment_mask(segment_ids_BT)
+        mask = self.mask(segment_ids_BT)
         x_BTE = self.embedding(tokens_BT)
         if self.embedding_norm is not None:
             x_BTE = self.embedding_norm(x_BTE)

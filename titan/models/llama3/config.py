@@ -13,6 +13,7 @@ from titan.models.decoder_family import DecoderFamily
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
     from titan.models.layers.decoder import DecoderConfig
+    from titan.parallel.parallel_plan import ParallelPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +88,12 @@ class Llama3Config(DecoderFamily):
         from titan.models.llama3.components import llama3_components
 
         return llama3_components(self)
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model."""
+        from titan.models.layers.decoder_plan import decoder_plan
+
+        return decoder_plan(inner_dim="ffn_dim")
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in Hugging Face's format. Imports torch."""

@@ -13,6 +13,7 @@ from titan.models.decoder_family import DecoderFamily
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
     from titan.models.layers.decoder import DecoderConfig
+    from titan.parallel.parallel_plan import ParallelPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,12 @@ class MuseGlimmerConfig(DecoderFamily):
         from titan.models.muse_glimmer.components import muse_glimmer_components
 
         return muse_glimmer_components(self)
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model."""
+        from titan.models.layers.decoder_plan import decoder_plan
+
+        return decoder_plan(inner_dim="ffn_dim")
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the layout of Hugging Face's folders. Imports torch."""

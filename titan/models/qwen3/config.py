@@ -13,6 +13,7 @@ from titan.models.decoder_family import DecoderFamily
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
     from titan.models.layers.decoder import DecoderConfig
+    from titan.parallel.parallel_plan import ParallelPlan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +83,12 @@ class Qwen3Config(Qwen3CommonConfig):
 
     ffn_dim: int = option(768, "Inner dim of the feed-forward block.", minimum=1)
 
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model."""
+        from titan.models.layers.decoder_plan import decoder_plan
+
+        return decoder_plan(inner_dim="ffn_dim")
+
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.
 
@@ -110,6 +117,12 @@ class Qwen3MoeConfig(Qwen3CommonConfig):
                 f"{self.num_active_experts} are more than model.num_experts={self.num_experts}",
                 "give fewer, or more experts",
             )
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model."""
+        from titan.models.layers.decoder_plan import decoder_plan
+
+        return decoder_plan(inner_dim="expert_ffn_dim")
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token as for the dense model; of the experts, those that a token is given to."""

@@ -1,0 +1,87 @@
+"""The words in which a model family says how tensor parallelism splits it. Data alone: imports no torch.
+
+A plan maps patterns of module paths to what is done with the modules' weights and at their borders. Between the borders
+of a block each device computes with its part of the heads, of the inner dim or of the vocabulary (Shoeybi et al., 2019,
+arXiv:1909.08053); outside of them devices have the same tokens or, with sequence parallelism, a part of the tokens each
+(Korthikanti et al., 2022, arXiv:2205.05198).
+"""
+
+import dataclasses
+import enum
+import fnmatch
+from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A weight of which each device has a slice.
+
+    Attributes:
+      dim: that is sliced.
+    """
+
+    dim: int
+
+
+class Whole(enum.Enum):
+    """A weight that each device has whole, by what it meets there.
+
+    Attributes:
+      ON_PARTS: a device's part of the heads or of the inner dim: its gradient is a part of the whole one.
+      ON_TOKENS: the residual stream: its gradient is a part where sequence parallelism splits the tokens.
+    """
+
+    ON_PARTS = "on_parts"
+    ON_TOKENS = "on_tokens"
+
+
+class Border(enum.Enum):
+    """What happens around a module's forward.
+
+    Attributes:
+      BLOCK: its first argument [B, T, E] becomes all tokens, and its result, a part of a sum, the sum's own tokens.
+      VOCABULARY: it looks up token ids in its slice of a table, and its result is the sum over slices, own tokens only.
+      LOSS: its first argument [B, T, E] becomes all tokens. The module itself sums over slices of the vocabulary.
+    """
+
+    BLOCK = "block"
+    VOCABULARY = "vocabulary"
+    LOSS = "loss"
+
+
+@dataclasses.dataclass(frozen=True)
+class ModulePlan:
+    """What is done with one kind of module.
+
+    Attributes:
+      weights: name of each weight of its own to how it lies.
+      border: collectives around its forward; None: none.
+    """
+
+    weights: Mapping[str, Split | Whole] = dataclasses.field(default_factory=dict)
+    border: Border | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class ParallelPlan:
+    """How tensor parallelism splits the models of a family.
+
+    Attributes:
+      modules: pattern of module paths to plan. `*` stands for any part of a path, dots included: layers in a loop have
+        one name more than layers by themselves.
+      sizes: the hyperparameters, by field of the model's configuration, that the number of devices must divide.
+    """
+
+    modules: Mapping[str, ModulePlan]
+    sizes: tuple[str, ...]
+
+    def of(self, path: str) -> ModulePlan | None:
+        """The plan of the module at a path; None if it has none.
+
+        Raises:
+          ValueError: two patterns match.
+        """
+        found = [pattern for pattern in self.modules if fnmatch.fnmatchcase(path, pattern)]
+        if len(found) > 1:
+            raise ValueError(f"module {path} is meant by both {found[0]} and {found[1]} of its plan")
+        return self.modules[found[0]] if found else None

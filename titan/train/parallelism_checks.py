@@ -1,0 +1,70 @@
+"""What each kind of parallelism asks of the rest of a configuration. Imports no torch."""
+
+from typing import TYPE_CHECKING
+
+from titan.core.config.validate import ConfigError
+from titan.models.decoder_family import DecoderFamily
+
+if TYPE_CHECKING:
+    from titan.train.config import Config
+
+
+def check_context_parallel(config: "Config") -> None:
+    """Raises ConfigError where sequences cannot be split over so many devices."""
+    size, length = config.parallelism.context_parallel, config.training.sequence_length
+    if size == 1:
+        return
+    if not isinstance(config.model, DecoderFamily):
+        raise ConfigError(
+            "parallelism.context_parallel",
+            "it splits causal attention over tokens, of which "
+            f"a {type(config.model).__name__.removesuffix('Config')} has none",
+            "leave it at 1",
+        )
+    if length % (2 * size):
+        raise ConfigError(
+            "training.sequence_length",
+            f"{length} tokens cannot be split into two chunks for each of context_parallel={size} devices",
+            f"give a multiple of {2 * size}, e.g. {-(-length // (2 * size)) * 2 * size}",
+        )
+    kernel = config.splash_attention_kernel
+    if kernel.use_splash_attention_kernel and kernel.implementation == "tokamax":
+        raise ConfigError(
+            "splash_attention_kernel.implementation",
+            "tokamax's kernel takes whole sequences, which context_parallel splits",
+            "give auto, jax or xla",
+        )
+
+
+def check_tensor_parallel(config: "Config") -> None:
+    """Raises ConfigError where a model cannot be split over so many devices."""
+    parallelism, size = config.parallelism, config.parallelism.tensor_parallel
+    if size == 1:
+        return
+    if not hasattr(config.model, "tensor_parallel_plan"):
+        raise ConfigError(
+            "parallelism.tensor_parallel",
+            f"there is no plan to split a {type(config.model).__name__.removesuffix('Config')}",
+            "leave it at 1",
+        )
+    for name in config.model.tensor_parallel_plan().sizes:
+        if getattr(config.model, name) % size:
+            raise ConfigError(
+                "parallelism.tensor_parallel",
+                f"{size} does not divide model.{name}={getattr(config.model, name)}",
+                "give a divisor of it",
+            )
+    parts = size * parallelism.context_parallel
+    if parallelism.sequence_parallel and config.training.sequence_length % parts:
+        raise ConfigError(
+            "training.sequence_length",
+            f"{config.training.sequence_length} tokens cannot be split over tensor_parallel={size}"
+            + (f" x context_parallel={parallelism.context_parallel}" if parts > size else ""),
+            f"give a multiple of {parts}, or --parallelism.sequence_parallel=false",
+        )
+    if config.fused_linear_cross_entropy.enable and config.fused_linear_cross_entropy.gradients == "forward":
+        raise ConfigError(
+            "fused_linear_cross_entropy.gradients",
+            "forward needs the logits of the whole vocabulary at once, which tensor_parallel splits",
+            "leave it at backward",
+        )
