@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from titan.core.data.config import DataConfig
 from titan.graph.aot.memory import SAVED, TEMPORARIES
 from titan.graph.aot.report import Memory
 from titan.train.config import Config
@@ -58,7 +59,8 @@ def _fewer_tokens(config: Config, memory: Memory) -> list[_Change]:
             )
         )
     part = next((part for part in (2, 4, 8) if _by_tokens(memory, part) <= memory.capacity), 8)
-    if training.sequence_length % part == 0 and (not parts or changes[0].needed > memory.capacity):
+    has_sequences = isinstance(config.data, DataConfig)  # of pictures all tokens are needed
+    if has_sequences and training.sequence_length % part == 0 and (not parts or changes[0].needed > memory.capacity):
         changes.append(
             _Change(
                 f"--training.sequence_length={training.sequence_length // part}: shorter sequences",

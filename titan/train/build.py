@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan.core.config.rewrite import rewrite
 from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, init_plan
 from titan.graph.capture import StepFunction, capture
@@ -40,7 +39,7 @@ from titan.train.state import (
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
-from titan.train.swaps.rules import swap_rules
+from titan.train.swaps.rules import with_swaps
 from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 
 
@@ -134,7 +133,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
 
 def components(config: Config) -> Any:
     """The model's component tree, in which the swaps that the configuration asks for are made."""
-    return rewrite(config.model.components(), swap_rules(config))
+    return with_swaps(config.model.components(), config)
 
 
 def expert_balance(config: Config) -> ExpertBalance | None:
@@ -181,9 +180,9 @@ def _compile(
     mesh: MeshSpec,
     seconds: dict[str, float],
 ) -> Executable:
-    if not config.tpu_config.use_graph_trainer:
-        return runtime.uncaptured(make_step)
     batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
+    if not config.tpu_config.use_graph_trainer:
+        return runtime.uncaptured(make_step, batch)
     start = time.perf_counter()
     graph = capture(make_step, state, batch, mesh)
     captured_at = time.perf_counter()

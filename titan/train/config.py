@@ -20,7 +20,7 @@ from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
 from titan.train.expert_balance_config import ExpertBalanceConfig
-from titan.train.parallelism_checks import check_expert_parallel, check_tensor_parallel
+from titan.train.parallelism_checks import check_context_parallel, check_expert_parallel, check_tensor_parallel
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.pictures.sampling_config import SamplingConfig
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
@@ -162,6 +162,7 @@ class Config:
         self._check_family()
         self._check_sizes()
         self._check_experts()
+        check_context_parallel(self)
         check_tensor_parallel(self)
         check_expert_parallel(self)
         self._check_aot()

@@ -21,6 +21,7 @@ from titan.train.data import RunData
 from titan.train.lr_schedule import learning_rate
 from titan.train.state import EXPERT_BIAS, LEARNING_RATE, PARAMS, SKIPPED_STEPS
 from titan.train.stop import stop_requests
+from titan.train.token_order import in_mesh_order
 
 _log = logging.getLogger(__name__)
 
@@ -202,9 +203,10 @@ class _Loop:
         return _Prepared(executable, executable.place(batch), rate, self._data.train.get_state(), wait_seconds)
 
     def _microbatches(self, rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """[rows, ...] to [microbatch, rows, ...]."""
+        """[rows, ...] to [microbatch, rows, ...], tokens in the order of the mesh."""
         num = self._run.config.training.microbatches
-        return {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
+        batch = {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
+        return in_mesh_order(batch, self._run.mesh)
 
     def _read_pending(self) -> None:
         """Waits for the metrics of the step before the one just dispatched, and reports them."""

@@ -3,9 +3,37 @@
 from typing import TYPE_CHECKING
 
 from titan.core.config.validate import ConfigError
+from titan.models.decoder_family import DecoderFamily
 
 if TYPE_CHECKING:
     from titan.train.config import Config
+
+
+def check_context_parallel(config: "Config") -> None:
+    """Raises ConfigError where sequences cannot be split over so many devices."""
+    size, length = config.parallelism.context_parallel, config.training.sequence_length
+    if size == 1:
+        return
+    if not isinstance(config.model, DecoderFamily):
+        raise ConfigError(
+            "parallelism.context_parallel",
+            "it splits causal attention over tokens, of which "
+            f"a {type(config.model).__name__.removesuffix('Config')} has none",
+            "leave it at 1",
+        )
+    if length % (2 * size):
+        raise ConfigError(
+            "training.sequence_length",
+            f"{length} tokens cannot be split into two chunks for each of context_parallel={size} devices",
+            f"give a multiple of {2 * size}, e.g. {-(-length // (2 * size)) * 2 * size}",
+        )
+    kernel = config.splash_attention_kernel
+    if kernel.use_splash_attention_kernel and kernel.implementation == "tokamax":
+        raise ConfigError(
+            "splash_attention_kernel.implementation",
+            "tokamax's kernel takes whole sequences, which context_parallel splits",
+            "give auto, jax or xla",
+        )
 
 
 def check_tensor_parallel(config: "Config") -> None:

@@ -42,8 +42,10 @@ class CompileTarget(Protocol):
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> Executable:
         """Makes a captured step executable; adds the time that it took to the stages `lower` and `compile`."""
 
-    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
-        """The step without capture. NotImplementedError where the executor runs graphs alone."""
+    def uncaptured(
+        self, make_step: Callable[[DeviceMesh | None], StepFunction], batch: Mapping[str, TensorLayout]
+    ) -> Executable:
+        """The step without capture, for such batches. NotImplementedError where the executor runs graphs alone."""
 
 
 class Runtime(CompileTarget, Protocol):

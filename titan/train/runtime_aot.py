@@ -162,7 +162,9 @@ class AotRuntime(CompileTarget):
         seconds["compile"] += executable.compile_seconds
         return executable
 
-    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
+    def uncaptured(
+        self, make_step: Callable[[DeviceMesh | None], StepFunction], batch: Mapping[str, TensorLayout]
+    ) -> Executable:
         """Not there: captured graphs alone are compiled ahead of time."""
         raise NotImplementedError("only captured steps are compiled ahead of time")
 

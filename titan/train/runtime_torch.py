@@ -17,7 +17,7 @@ from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture import StepFunction, Tensors
-from titan.graph.executors.torch import TorchExecutable, local_shard
+from titan.graph.executors.torch import TorchExecutable, local_shard, place_local
 from titan.graph.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -29,17 +29,19 @@ from titan.train.state import PARAMS
 
 @dataclasses.dataclass(frozen=True)
 class UncapturedStep:
-    """A step run by PyTorch as it stands; an `Executable`."""
+    """A step run by PyTorch as it stands; an `Executable`.
+
+    Attributes:
+      step: what is run.
+      place: makes this process's rows of a batch this rank's tensors.
+    """
 
     step: StepFunction
+    place: Callable[[Mapping[str, np.ndarray]], Tensors]
 
     def __call__(self, state: Mapping[str, torch.Tensor], batch: Mapping[str, torch.Tensor]) -> tuple[Tensors, Tensors]:
         """Runs the step on this rank's shards."""
         return self.step.call(dict(state), dict(batch))
-
-    def place(self, batch: Mapping[str, np.ndarray]) -> Tensors:
-        """This process's rows as tensors."""
-        return {name: torch.as_tensor(array) for name, array in batch.items()}
 
 
 class TorchRuntime(Runtime):
@@ -70,7 +72,9 @@ class TorchRuntime(Runtime):
         """The captured graph, bound to the process groups of the mesh; there is nothing to lower or compile."""
         return TorchExecutable(graph, self._mesh)
 
-    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> UncapturedStep:
+    def uncaptured(
+        self, make_step: Callable[[DeviceMesh | None], StepFunction], batch: Mapping[str, TensorLayout]
+    ) -> UncapturedStep:
         """The step without capture: eager, or with each block of the model under torch.compile."""
         step = make_step(self._mesh())
         if self._compile_blocks:
@@ -78,7 +82,7 @@ class TorchRuntime(Runtime):
             for blocks in [module for module in step.module.modules() if isinstance(module, nn.ModuleList)]:
                 for block in blocks:
                     block.compile()
-        return UncapturedStep(step)
+        return UncapturedStep(step, lambda arrays: place_local(arrays, batch, self._spec, self.process_index))
 
     def _mesh(self) -> DeviceMesh | None:
         # Capture needs a process without a process group, so the group is made after it and only once.

@@ -112,7 +112,9 @@ class XlaRuntime(Runtime):
             save_step(aot.save, executable, wanted)
         return executable
 
-    def uncaptured(self, make_step: Callable[[DeviceMesh | None], StepFunction]) -> Executable:
+    def uncaptured(
+        self, make_step: Callable[[DeviceMesh | None], StepFunction], batch: Mapping[str, TensorLayout]
+    ) -> Executable:
         """Not there: JAX runs captured graphs alone."""
         raise NotImplementedError("the xla executor runs captured steps alone")
 

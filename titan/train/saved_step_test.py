@@ -10,6 +10,7 @@ import pytest
 from titan.core.config.tree import leaves
 from titan.core.config.validate import ConfigError
 from titan.train.config import Config
+from titan.train.pictures.sampling_config import SamplingConfig
 from titan.train.run_for_test import Workplace, reported_losses
 from titan.train.saved_step import OUTSIDE_THE_STEP, open_saved_step
 
@@ -113,6 +114,6 @@ def test_what_is_no_whole_step_is_refused_in_one_line(tmp_path, saved, damage):
 
 
 def test_what_is_outside_the_step_is_in_the_tree():
-    paths = [leaf.path for leaf in leaves(Config())]
+    paths = [leaf.path for leaf in leaves(Config(sampling=SamplingConfig()))]
     for name in OUTSIDE_THE_STEP:
         assert any(path == name or path.startswith(f"{name}.") for path in paths), name

@@ -24,9 +24,9 @@ class TorchExecutable:
 
     Attributes:
       graph: the captured step.
-      device_mesh: gives the running mesh, of the graph's axes and sizes (None for one device). It is asked at the first
-        call and not before: capture needs a process without a process group, and other steps may still have to be
-        captured.
+      device_mesh: gives the running mesh, of the graph's axes and sizes (None for one device). It is asked when the
+        first batch is placed and not before: capture needs a process without a process group, and other steps may still
+        have to be captured.
     """
 
     graph: StepGraph
@@ -45,12 +45,31 @@ class TorchExecutable:
         return dict(zip(graph.state, outputs[:num_state])), dict(zip(graph.metrics, outputs[num_state:]))
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Tensors:
-        """This process's rows of the global batch as tensors."""
-        return {name: torch.as_tensor(array) for name, array in batch.items()}
+        """This process's part of its rows of the global batch as tensors."""
+        mesh = self.device_mesh()
+        return place_local(batch, self.graph.batch, self.graph.mesh, mesh.get_rank() if mesh else 0)
 
     @functools.cached_property
     def _module(self) -> torch.fx.GraphModule:
         return _bind(self.graph, self.device_mesh())
+
+
+def place_local(
+    batch: Mapping[str, np.ndarray], layouts: Mapping[str, TensorLayout], spec: MeshSpec, rank: int
+) -> Tensors:
+    """A rank's tensors of a batch, of which a process reads its own rows and, of what else is split, everything."""
+    return {name: torch.as_tensor(_own_part(array, layouts[name], spec, rank)) for name, array in batch.items()}
+
+
+def _own_part(array: np.ndarray, layout: TensorLayout, spec: MeshSpec, rank: int) -> np.ndarray:
+    coordinate = dict(zip(spec.axis_names, np.unravel_index(rank, spec.axis_sizes or (1,))))
+    for dim, axes in enumerate(layout.axes_by_dim(spec)):
+        size = layout.local_shape(spec)[dim]
+        if array.shape[dim] != size:
+            sizes = tuple(map(spec.size, axes))
+            index = int(np.ravel_multi_index(tuple(coordinate[axis] for axis in axes), sizes))
+            array = np.take(array, range(index * size, (index + 1) * size), axis=dim)
+    return array
 
 
 def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank: int) -> torch.Tensor:

@@ -90,6 +90,8 @@ def _action(node: torch.fx.Node, given_to: str | None, policy: MemoryPolicy, res
 
 
 def _kind(node: torch.fx.Node) -> str | None:
+    if node.meta.get("token_gather"):
+        return None  # as large as all devices' tokens together: no kind that a policy would keep
     namespace, name = op_name(node.target).split(".")[:2] if "." in op_name(node.target) else ("", "")
     if namespace == "_c10d_functional" or (group_argument(node) is not None and name != "axis_index"):
         return "collective"

@@ -25,6 +25,7 @@ def splash_attention(
     v_BKTD: Tensor,
     segment_ids_BT: Tensor | None = None,
     kv_segment_ids_BT: Tensor | None = None,
+    query_starts_C: Tensor | None = None,
     *,
     causal: bool = True,
     window: int = 0,
@@ -45,6 +46,9 @@ def splash_attention(
       v_BKTD: values, of q's dtype.
       segment_ids_BT: integers of the int32 range without its least; a query sees only keys of its own id. None: all.
       kv_segment_ids_BT: ids of the keys, if they are not those of the queries.
+      query_starts_C: int32, for queries that are a part of the sequence, as C chunks of T / C neighbouring tokens: the
+        index among all tokens of the first query of each chunk. Keys, values and kv_segment_ids_BT are then those of
+        all tokens, in their order. Not for the implementation "tokamax". None: queries and keys are the same tokens.
       causal: query t sees key s only if s <= t.
       window: query t sees key s only if t - s < window and, if not causal, s - t < window; 0: no window.
       soft_cap: bound of the scores; 0: none.
@@ -57,15 +61,18 @@ def splash_attention(
 
     Raises:
       ValueError: shapes or attributes do not fit each other; on TPU also `VmemError`, if the blocks are too large.
-      NotImplementedError: another dtype.
+      NotImplementedError: another dtype, or query_starts with "tokamax".
     """
-    _check(q_BNTD, k_BKTD, v_BKTD, segment_ids_BT, kv_segment_ids_BT, window, soft_cap)
+    _check(q_BNTD, k_BKTD, v_BKTD, segment_ids_BT, kv_segment_ids_BT, query_starts_C, window, soft_cap)
+    if query_starts_C is not None and implementation == "tokamax":
+        raise NotImplementedError("tokamax's kernel takes all queries, and query_starts are given: take another")
     return splash_attention_op(
         q_BNTD,
         k_BKTD,
         v_BKTD,
         segment_ids_BT,
         kv_segment_ids_BT,
+        query_starts_C,
         causal=causal,
         window=window,
         soft_cap=soft_cap,
@@ -75,18 +82,26 @@ def splash_attention(
     ).out
 
 
-def _check(q, k, v, segment_ids, kv_segment_ids, window, soft_cap) -> None:
+def _check(q, k, v, segment_ids, kv_segment_ids, query_starts, window, soft_cap) -> None:
     if q.dim() != 4 or k.dim() != 4:
         raise ValueError(f"q and k must be [batch, heads, tokens, head dim]: q {list(q.shape)}, k {list(k.shape)}")
     if not q.numel() or not k.numel():
         raise ValueError(f"q {list(q.shape)} or k {list(k.shape)} is empty: give at least one element")
     batch, num_heads, length, head_dim = q.shape
-    num_kv_heads = k.shape[1]
-    if k.shape != v.shape or k.shape != (batch, num_kv_heads, length, head_dim):
+    num_kv_heads, kv_length = k.shape[1:3]
+    if query_starts is None:
+        kv_length = length
+    if k.shape != v.shape or k.shape != (batch, num_kv_heads, kv_length, head_dim):
         raise ValueError(
-            "k and v must have the batch, tokens and head dim of q: "
+            f"k and v must have the batch, {'tokens ' if query_starts is None else ''}and head dim of q: "
             f"q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
         )
+    if query_starts is not None and (query_starts.dim() != 1 or not len(query_starts) or length % len(query_starts)):
+        raise ValueError(
+            f"query_starts must be [chunks], which divide the {length} queries: it is {list(query_starts.shape)}"
+        )
+    if query_starts is not None and segment_ids is not None and kv_segment_ids is None:
+        raise ValueError("segment_ids with query_starts need kv_segment_ids: the ids of all tokens")
     if num_heads % num_kv_heads:
         raise ValueError(f"q has {num_heads} heads, which must be a multiple of the {num_kv_heads} of k and v")
     if q.dtype not in _DTYPES or not q.dtype == k.dtype == v.dtype:
@@ -95,11 +110,14 @@ def _check(q, k, v, segment_ids, kv_segment_ids, window, soft_cap) -> None:
         )
     if segment_ids is None and kv_segment_ids is not None:
         raise ValueError("kv_segment_ids needs segment_ids: the ids of the queries")
-    for name, ids in (("segment_ids", segment_ids), ("kv_segment_ids", kv_segment_ids)):
+    for name, ids, tokens in (
+        ("segment_ids", segment_ids, length),
+        ("kv_segment_ids", kv_segment_ids, kv_length),
+    ):
         if ids is None:
             continue
-        if ids.shape != (batch, length):
-            raise ValueError(f"{name} must be [batch, tokens] = {[batch, length]}: it is {list(ids.shape)}")
+        if ids.shape != (batch, tokens):
+            raise ValueError(f"{name} must be [batch, tokens] = {[batch, tokens]}: it is {list(ids.shape)}")
         if ids.dtype not in (torch.int32, torch.int64):
             raise NotImplementedError(f"{name} must be int32 or int64: it is {ids.dtype}")
     if window < 0:
@@ -114,6 +132,7 @@ def _forward(
     v: jax.Array,
     segment_ids: jax.Array | None,
     kv_segment_ids: jax.Array | None,
+    query_starts: jax.Array | None = None,
     *,
     causal: bool,
     window: int,
@@ -132,7 +151,7 @@ def _forward(
 ) -> xla.Attention:
     """`splash_attention` as an op: out [B, N, T, D], and logsumexp [B, N, T] in float32, -inf where no key is seen."""
     return xla.attention(
-        q, k, v, segment_ids, kv_segment_ids, causal=causal, window=window, soft_cap=soft_cap, scale=scale
+        q, k, v, segment_ids, kv_segment_ids, query_starts, causal=causal, window=window, soft_cap=soft_cap, scale=scale
     )
 
 

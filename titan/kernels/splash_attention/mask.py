@@ -34,15 +34,22 @@ class PositionMask:
                 visible = visible & (key - query < self.window)
         return visible
 
-    def key_range(self, begin: int, end: int, length: int) -> tuple[int, int]:
-        """The half-open range of keys that any of the queries `begin` to `end` (exclusive) sees."""
-        first = max(0, begin - self.window + 1) if self.window else 0
+    def key_range(self, begin: Any, end: Any, length: int) -> tuple[Any, Any]:
+        """The half-open range of keys, of `length`, that any of the queries `begin` to `end` (exclusive) sees.
+
+        Takes integers and arrays of any library.
+        """
+        first = _at_least_zero(begin - self.window + 1) if self.window else 0 * begin
         if self.causal:
             return first, end
-        return first, min(length, end + self.window - 1) if self.window else length
+        return first, length - _at_least_zero(length - (end + self.window - 1)) if self.window else length + 0 * end
 
     def num_visible(self, length: int) -> int:
         """Number of (query, key) pairs, of `length` squared, that the mask lets through."""
         window = min(self.window or length, length)
         causal_pairs = window * (window + 1) // 2 + (length - window) * window
         return causal_pairs if self.causal else 2 * causal_pairs - length
+
+
+def _at_least_zero(value: Any) -> Any:
+    return value * (value > 0)

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from titan.kernels.splash_attention.block_visits import block_visits
 from titan.kernels.splash_attention.mask import PositionMask
 from titan.kernels.splash_attention.tiles import SplashTiles, TileShape, check_pass, resolve, table_key
 from titan.kernels.splash_attention.xla import Attention, Gradients
@@ -28,13 +29,30 @@ _LOG2_E = math.log2(math.e)
 
 
 class _Problem(NamedTuple):
-    """What is the same for all sequences of a batch; lengths are padded to whole blocks."""
+    """What is the same for all sequences of a batch; chunks of queries, and the keys, are padded to whole blocks."""
 
     mask: PositionMask
     soft_cap: float
     tiles: SplashTiles
     length_q: int
     length_kv: int
+    query_starts: jax.Array | None
+
+    def padded_queries(self, x: jax.Array, value: float = 0.0) -> jax.Array:
+        """[B, heads, T, ...] with each chunk of queries padded at its end."""
+        if self.query_starts is None:
+            return _padded(x, self.length_q, value)
+        num_chunks = len(self.query_starts)
+        chunks = x.reshape(x.shape[0], -1, x.shape[2] // num_chunks, *x.shape[3:])
+        return _padded(chunks, self.length_q // num_chunks, value).reshape(*x.shape[:2], self.length_q, *x.shape[3:])
+
+    def queries(self, x: jax.Array, length: int) -> jax.Array:
+        """[B, heads, length, ...]: undoes `padded_queries`."""
+        if self.query_starts is None:
+            return x[:, :, :length]
+        num_chunks = len(self.query_starts)
+        chunks = x.reshape(x.shape[0], -1, self.length_q // num_chunks, *x.shape[3:])[:, :, : length // num_chunks]
+        return chunks.reshape(*x.shape[:2], length, *x.shape[3:])
 
 
 def attention(
@@ -44,6 +62,7 @@ def attention(
     v: jax.Array,
     segment_ids: jax.Array | None,
     kv_segment_ids: jax.Array | None,
+    query_starts: jax.Array | None = None,
     *,
     causal: bool,
     window: int,
@@ -57,17 +76,18 @@ def attention(
       VmemError: the blocks do not fit the target's vector memory.
     """
     length = q.shape[2]
-    tiles, _ = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, backward=False)
-    problem = _problem(length, causal, window, soft_cap, tiles, [tiles.sa_block_q], [tiles.sa_block_kv])
-    segments = _segments(problem, q.shape[0], length, segment_ids, kv_segment_ids)
+    mask = PositionMask(causal, window).within(k.shape[2])
+    tiles, _ = _tiles(kernel, q, k, segment_ids, query_starts, mask, soft_cap, tiles, backward=False)
+    problem = _problem(q, k, query_starts, mask, soft_cap, tiles, [tiles.sa_block_q], [tiles.sa_block_kv])
+    segments = _segments(problem, q, k, segment_ids, kv_segment_ids)
     forward = {"jax": _jax_forward, "tokamax": _tokamax_forward}[kernel]
     out, logsumexp = _over_batch(functools.partial(forward, problem))(
-        _padded((q * scale).astype(q.dtype), problem.length_q),
+        problem.padded_queries((q * scale).astype(q.dtype)),
         _padded(k, problem.length_kv),
         _padded(v, problem.length_kv),
         segments,
     )
-    out, logsumexp = out[:, :, :length], logsumexp[:, :, :length]
+    out, logsumexp = problem.queries(out, length), problem.queries(logsumexp, length)
     if kv_segment_ids is not None:
         # The kernels give a row that sees no key the mean of the values, and the mask value as its logsumexp.
         empty = logsumexp < -_NEVER * 0.5
@@ -86,6 +106,7 @@ def attention_backward(
     out: jax.Array,
     logsumexp: jax.Array,
     grad_out: jax.Array,
+    query_starts: jax.Array | None = None,
     *,
     causal: bool,
     window: int,
@@ -94,27 +115,28 @@ def attention_backward(
     tiles: SplashTiles,
 ) -> Gradients:
     """Backward pass; see `attention`."""
-    length = q.shape[2]
-    tiles, fused = _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, backward=True)
+    length, kv_length = q.shape[2], k.shape[2]
+    mask = PositionMask(causal, window).within(kv_length)
+    tiles, fused = _tiles(kernel, q, k, segment_ids, query_starts, mask, soft_cap, tiles, backward=True)
     blocks_q, blocks_kv = [tiles.sa_block_q_dkv], [tiles.sa_block_kv_dkv]
     if not fused:
         blocks_q.append(tiles.sa_block_q_dq)
         blocks_kv.append(tiles.sa_block_kv_dq)
-    problem = _problem(length, causal, window, soft_cap, tiles, blocks_q, blocks_kv)
-    segments = _segments(problem, q.shape[0], length, segment_ids, kv_segment_ids)
+    problem = _problem(q, k, query_starts, mask, soft_cap, tiles, blocks_q, blocks_kv)
+    segments = _segments(problem, q, k, segment_ids, kv_segment_ids)
     logsumexp = jnp.where(jnp.isneginf(logsumexp), _NEVER, logsumexp)
     backward = {"jax": _jax_backward, "tokamax": _tokamax_backward}[kernel]
     grad_q, grad_k, grad_v = _over_batch(functools.partial(backward, problem))(
-        _padded((q * scale).astype(q.dtype), problem.length_q),
+        problem.padded_queries((q * scale).astype(q.dtype)),
         _padded(k, problem.length_kv),
         _padded(v, problem.length_kv),
         segments,
-        _padded(out, problem.length_q),
-        _padded(logsumexp, problem.length_q, _NEVER),
-        _padded(grad_out, problem.length_q),
+        problem.padded_queries(out),
+        problem.padded_queries(logsumexp, _NEVER),
+        problem.padded_queries(grad_out),
     )
-    grad_q = (grad_q[:, :, :length].astype(jnp.float32) * scale).astype(q.dtype)
-    return Gradients(grad_q, grad_k[:, :, :length], grad_v[:, :, :length])
+    grad_q = (problem.queries(grad_q, length).astype(jnp.float32) * scale).astype(q.dtype)
+    return Gradients(grad_q, grad_k[:, :, :kv_length], grad_v[:, :, :kv_length])
 
 
 def _over_batch(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,30 +146,38 @@ def _over_batch(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arrays: jax.lax.map(lambda sequence: function(*sequence), arrays)
 
 
-def _tiles(kernel, q, segment_ids, causal, window, soft_cap, tiles, *, backward: bool) -> tuple[SplashTiles, bool]:
+def _tiles(
+    kernel, q, k, segment_ids, query_starts, mask, soft_cap, tiles, *, backward: bool
+) -> tuple[SplashTiles, bool]:
     """Concrete sizes for the target, which they fit, and whether the backward pass is one kernel."""
-    length, head_dim = q.shape[2:]
+    length, head_dim = k.shape[2:]
     generation = current_target().generation
     shape = TileShape(
         length=length,
+        query_length=q.shape[2] // _num_chunks(query_starts),
         head_dim=head_dim,
         itemsize=q.dtype.itemsize,
-        segmented=segment_ids is not None or not causal,  # padding may bring them about
+        segmented=segment_ids is not None or not mask.causal,  # padding may bring them about
         soft_capped=bool(soft_cap),
         fused_backward=kernel == "tokamax" or tiles.sa_use_fused_bwd_kernel,
         dq_reduction_steps=tiles.sa_dq_reduction_steps if kernel == "tokamax" else 0,
         generation=generation,
     )
-    key = table_key(kernel, length, head_dim, q.dtype.name, causal, window)
+    key = table_key(kernel, length, head_dim, q.dtype.name, mask.causal, mask.window)
     tiles = resolve(tiles, shape, lookup("splash_attention", generation, key))
     for kernel_pass in shape.passes[1:] if backward else shape.passes[:1]:
         check_pass(kernel_pass, tiles, shape)
     return tiles, shape.fused_backward
 
 
-def _problem(length, causal, window, soft_cap, tiles, blocks_q, blocks_kv) -> _Problem:
-    length_q, length_kv = (-(-length // step) * step for step in (math.lcm(*blocks_q), math.lcm(*blocks_kv)))
-    return _Problem(PositionMask(causal, window).within(length), soft_cap, tiles, length_q, length_kv)
+def _problem(q, k, query_starts, mask, soft_cap, tiles, blocks_q, blocks_kv) -> _Problem:
+    num_chunks, step_q, step_kv = _num_chunks(query_starts), math.lcm(*blocks_q), math.lcm(*blocks_kv)
+    length_q = num_chunks * (-(-(q.shape[2] // num_chunks) // step_q) * step_q)
+    return _Problem(mask, soft_cap, tiles, length_q, -(-k.shape[2] // step_kv) * step_kv, query_starts)
+
+
+def _num_chunks(query_starts: jax.Array | None) -> int:
+    return 1 if query_starts is None else len(query_starts)
 
 
 def _padded(x: jax.Array, length: int, value: float = 0.0) -> jax.Array:
@@ -158,21 +188,20 @@ def _padded(x: jax.Array, length: int, value: float = 0.0) -> jax.Array:
 
 
 def _segments(
-    problem: _Problem, batch_size: int, length: int, segment_ids: jax.Array | None, kv_segment_ids: jax.Array | None
+    problem: _Problem, q: jax.Array, k: jax.Array, segment_ids: jax.Array | None, kv_segment_ids: jax.Array | None
 ) -> tuple[jax.Array, jax.Array] | None:
     """Padded segment ids of queries and keys, or None if nothing needs them.
 
     Padded keys lie after every real query, so that a causal mask hides them by itself.
     """
     if segment_ids is None:
-        if problem.mask.causal or problem.length_kv == length:
+        if problem.mask.causal or problem.length_kv == k.shape[2]:
             return None
-        segment_ids = jnp.zeros((batch_size, length), jnp.int32)
+        segment_ids, kv_segment_ids = (jnp.zeros((x.shape[0], x.shape[2]), jnp.int32) for x in (q, k))
     kv_segment_ids = segment_ids if kv_segment_ids is None else kv_segment_ids
-    pad = functools.partial(jnp.pad, constant_values=PADDING_SEGMENT)
     return (
-        pad(segment_ids, ((0, 0), (0, problem.length_q - length))),
-        pad(kv_segment_ids, ((0, 0), (0, problem.length_kv - length))),
+        problem.padded_queries(segment_ids[:, None], PADDING_SEGMENT)[:, 0],
+        _padded(kv_segment_ids[:, None], problem.length_kv, PADDING_SEGMENT)[:, 0],
     )
 
 
@@ -213,9 +242,15 @@ def _jax_mask_info(problem: _Problem, blocks: tuple[int, int], *, dkv: bool = Fa
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as mask_info
 
     # One mask stands for all heads. The grid of the fused backward must not shrink: it writes dq for every block.
+    shrink = not (dkv and problem.tiles.sa_use_fused_bwd_kernel)
+    if problem.query_starts is not None and (problem.mask.causal or problem.mask.window):
+        visits = block_visits(
+            problem.mask, problem.query_starts, problem.length_q, problem.length_kv, blocks, by_key=dkv, shrink=shrink
+        )
+        info = mask_info.MaskInfo(visits.block, None, visits.is_visited, None, visits.query_index)
+        return info, problem.mask.visible
     mask = masks.MultiHeadMask((_position_mask(masks, problem),))
     if dkv:
-        shrink = not problem.tiles.sa_use_fused_bwd_kernel
         info, function = mask_info.process_mask_dkv(mask, blocks, shrink_grid=shrink)
     else:
         info, function = mask_info.process_mask(mask, blocks)

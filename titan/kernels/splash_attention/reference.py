@@ -1,6 +1,6 @@
 """The definition of right: attention as plain PyTorch, with the whole matrix of scores.
 
-B batch, N query heads, K key/value heads, T tokens (as queries), S the same tokens as keys, D head dim.
+B batch, N query heads, K key/value heads, T tokens (as queries), S tokens (as keys), C chunks of queries, D head dim.
 """
 
 import torch
@@ -15,6 +15,7 @@ def attention_reference(
     v_BKTD: Tensor,
     segment_ids_BT: Tensor | None = None,
     kv_segment_ids_BT: Tensor | None = None,
+    query_starts_C: Tensor | None = None,
     *,
     causal: bool = True,
     window: int = 0,
@@ -37,8 +38,11 @@ def attention_reference(
         scores_BNTS = soft_cap * torch.tanh(scores_BNTS / soft_cap)
 
     index_T = torch.arange(q_BNTD.shape[2], device=q_BNTD.device)
+    index_S = torch.arange(k_BKTD.shape[2], device=q_BNTD.device)
+    if query_starts_C is not None:
+        index_T = (query_starts_C[:, None] + index_T.view(len(query_starts_C), -1)[0]).flatten()
     hidden_BNTS = torch.zeros_like(scores_BNTS, dtype=torch.bool)
-    visible_TS = PositionMask(causal, window).visible(index_T[:, None], index_T)
+    visible_TS = PositionMask(causal, window).visible(index_T[:, None], index_S)
     if visible_TS is not None:
         hidden_BNTS = hidden_BNTS | ~visible_TS
     if segment_ids_BT is not None:

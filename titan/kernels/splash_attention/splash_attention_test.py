@@ -153,6 +153,63 @@ def test_logsumexp(implementation):
     torch.testing.assert_close(got, expected.float(), rtol=1e-5, atol=1e-5)
 
 
+def zigzag_starts(rank: int, num_ranks: int, chunk: int) -> torch.Tensor:
+    return torch.tensor([rank * chunk, (2 * num_ranks - 1 - rank) * chunk], dtype=torch.int32)
+
+
+CAUSAL = AttentionSpec(2, 1, 520, 16, segments="packed")
+WINDOW = AttentionSpec(2, 1, 520, 16, window=90, soft_cap=3.0, segments="packed")
+
+
+@pytest.mark.parametrize(
+    ("implementation", "spec", "tiles"),
+    (
+        # More than one block of queries in a chunk.
+        ("xla", dataclasses.replace(CAUSAL, length=1200, num_heads=4, num_kv_heads=2, batch_size=2), SMALL_TILES),
+        ("xla", WINDOW, SMALL_TILES),
+        ("xla", AttentionSpec(2, 1, 300, 16, causal=False), SMALL_TILES),
+        ("jax", CAUSAL, SMALL_TILES),
+        ("jax", WINDOW, SMALL_TILES),
+        ("jax", AttentionSpec(2, 1, 300, 16, causal=False), SMALL_TILES),
+        ("jax", dataclasses.replace(WINDOW, length=264), FUSED),
+    ),
+)
+def test_queries_of_all_ranks_together_equal_all_queries(implementation, spec, tiles):
+    """The queries in two chunks a rank: their rows of the whole, and gradients of keys and values that add up to it."""
+    num_ranks = 2
+    options = {"implementation": implementation, "tiles": tiles}
+    inputs = make_inputs(spec)
+    expected = oracle(spec, inputs)
+    chunk = spec.length // (2 * num_ranks)
+    got = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    for rank in range(num_ranks):
+        starts = zigzag_starts(rank, num_ranks, chunk)
+        rows = (starts[:, None] + torch.arange(chunk)).flatten()
+        own = dataclasses.replace(inputs, q=inputs.q[:, :, rows], grad_out=inputs.grad_out[:, :, rows])
+        if inputs.segment_ids is not None:
+            own.segment_ids, own.kv_segment_ids = inputs.segment_ids[:, rows], inputs.segment_ids
+        found = results(
+            lambda *args, **kwargs: splash_attention(*args, starts, **kwargs, **options), spec, own, torch.float32
+        )
+        for name in ("out", "grad_q"):
+            got[name][:, :, rows] = found[name].double()
+        for name in ("grad_k", "grad_v"):
+            got[name] += found[name]
+    for name in expected:
+        assert largest_error(got[name], expected[name]) < 1e-5, name
+
+
+def test_reference_of_chunks_is_rows_of_the_whole():
+    spec = AttentionSpec(2, 1, 40, 8, window=9)
+    inputs = make_inputs(spec)
+    starts = zigzag_starts(1, 2, 10)
+    rows = (starts[:, None] + torch.arange(10)).flatten()
+    whole = attention_reference(inputs.q, inputs.k, inputs.v, **spec.attributes)
+    got = attention_reference(inputs.q[:, :, rows], inputs.k, inputs.v, query_starts_C=starts, **spec.attributes)
+    for part, expected in zip(got, whole):
+        torch.testing.assert_close(part, expected[:, :, rows], rtol=1e-12, atol=1e-12)
+
+
 def test_memory_of_xla_grows_with_the_length_not_its_square():
     def temp_bytes(length: int) -> int:
         q = jax.ShapeDtypeStruct((1, 4, length, 16), "float32")
@@ -186,6 +243,7 @@ def tensor(*shape: int, dtype=torch.float32) -> torch.Tensor:
 
 
 Q, K, IDS = tensor(1, 4, 8, 16), tensor(1, 2, 8, 16), tensor(1, 8, dtype=torch.int32)
+STARTS = tensor(3, dtype=torch.int32)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +263,14 @@ Q, K, IDS = tensor(1, 4, 8, 16), tensor(1, 2, 8, 16), tensor(1, 8, dtype=torch.i
         (ValueError, "segment_ids must be \\[batch, tokens\\]", (Q, K, K, IDS[:, :4]), {}),
         (NotImplementedError, "segment_ids must be int32 or int64", (Q, K, K, IDS.float()), {}),
         (ValueError, "window=-1", (Q, K, K), {"window": -1}),
+        (
+            ValueError,
+            "query_starts must be \\[chunks\\], which divide the 8 queries: it is \\[3\\]",
+            (Q, K, K, None, None, STARTS),
+            {},
+        ),
+        (ValueError, "need kv_segment_ids", (Q, K, K, IDS, None, STARTS[:2]), {}),
+        (NotImplementedError, "tokamax's kernel", (Q, K, K, None, None, STARTS[:2]), {"implementation": "tokamax"}),
         (ValueError, "soft_cap=-1", (Q, K, K), {"soft_cap": -1.0}),
         (ValueError, "choose among auto, xla, jax, tokamax", (Q, K, K), {"implementation": "mosaic"}),
     ),

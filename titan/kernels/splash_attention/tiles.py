@@ -75,13 +75,14 @@ class TileShape(NamedTuple):
     """What the vector memory of a kernel depends on besides its blocks.
 
     Attributes:
-      length, head_dim: T and D.
+      length, head_dim: of the keys, and D.
       itemsize: bytes of an element of q, k and v.
       segmented: whether there are segment ids.
       soft_capped: whether there is a soft cap.
       generation: of the TPU; "" for another platform, which has no VMEM.
       fused_backward: whether the kernel of keys and values yields the gradient of queries too.
       dq_reduction_steps: see `SplashTiles`.
+      query_length: of what blocks of queries are cut from; 0: as `length`.
     """
 
     length: int
@@ -92,6 +93,7 @@ class TileShape(NamedTuple):
     generation: str
     fused_backward: bool = False
     dq_reduction_steps: int = 0
+    query_length: int = 0
 
     @property
     def passes(self) -> tuple[str, ...]:
@@ -100,9 +102,9 @@ class TileShape(NamedTuple):
 
 
 def resolve(tiles: SplashTiles, shape: TileShape, tuned: dict[str, int] | None = None) -> SplashTiles:
-    """Replaces zeros by `tuned` or default sizes, and clips blocks to T rounded up to a multiple of 128.
+    """Replaces zeros by `tuned` or default sizes, and clips blocks to the length rounded up to a multiple of 128.
 
-    The default block is 1024, or a smaller one, down to 640, that pads T less, with up to 512 keys in a step. Where
+    The default block is 1024, or a smaller one, down to 640, that pads less, with up to 512 keys in a step. Where
     tuned or default sizes do not fit the vector memory beside the given ones, the default is half of that and so on.
     """
     resolved = {}
@@ -110,7 +112,7 @@ def resolve(tiles: SplashTiles, shape: TileShape, tuned: dict[str, int] | None =
         given = [getattr(tiles, name) for name in names]
         preferred = [size or (tuned or {}).get(name, 0) for name, size in zip(names, given, strict=True)]
         choices = [
-            dict(zip(names, _resolve_pass(shape.length, largest, *sizes), strict=True))
+            dict(zip(names, _resolve_pass(shape, largest, *sizes), strict=True))
             for sizes, largest in ((preferred, 1024), (given, 1024), (given, 512), (given, 256), (given, LANES))
         ]
         # If none fits, the given sizes alone are too large, which `check_pass` reports.
@@ -183,11 +185,11 @@ def _fits(kernel_pass: str, tiles: SplashTiles, shape: TileShape) -> bool:
     return not shape.generation or vmem_bytes(kernel_pass, tiles, shape) <= vmem_budget_bytes(shape.generation)
 
 
-def _resolve_pass(length: int, largest: int, q: int, kv: int, step: int | None = None) -> tuple[int, ...]:
+def _resolve_pass(shape: TileShape, largest: int, q: int, kv: int, step: int | None = None) -> tuple[int, ...]:
     """Blocks of one kernel, where 0 stands for a default of at most `largest`."""
-    longest = _round_up(length, LANES)
-    default = _default_block(length, largest)
-    q = min(q or default, longest)
+    query_length, longest = shape.query_length or shape.length, _round_up(shape.length, LANES)
+    q = min(q or _default_block(query_length, largest), _round_up(query_length, LANES))
+    default = _default_block(shape.length, largest)
     if step is None:
         return q, min(kv or default, longest)
     kv = min(kv or _round_up(default, step or LANES), longest)

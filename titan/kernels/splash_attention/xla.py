@@ -4,8 +4,9 @@ One head at a time, a block of queries against a block of keys, in float32. Bloc
 visited; softmax runs along with its maximum and sum, and the backward pass computes the scores again from the saved
 logsumexp (FlashAttention, https://arxiv.org/abs/2205.14135). On CPU the scores of a pair of blocks stay in the cache.
 
-N query heads, K key/value heads, G = N / K query heads that share one, T tokens, D head dim; I blocks of P queries and
-J blocks of S keys, where I P and J S are at least T.
+N query heads, K key/value heads, G = N / K query heads that share one, T queries in C chunks of neighbours, L keys, D
+head dim; I blocks of P queries, a number of them for each chunk, and J blocks of S keys; I P is at least T, J S at
+least L. C is 1 and L is T where queries and keys are the same tokens.
 """
 
 from typing import NamedTuple
@@ -43,6 +44,7 @@ def attention(
     v: jax.Array,
     segment_ids: jax.Array | None,
     kv_segment_ids: jax.Array | None,
+    query_starts: jax.Array | None = None,
     *,
     causal: bool,
     window: int,
@@ -50,10 +52,10 @@ def attention(
     scale: float,
 ) -> Attention:
     """Forward pass; the arguments are those of `titan.kernels.splash_attention.api.splash_attention`."""
-    plan = _Plan(q.shape[2], PositionMask(causal, window))
+    plan = _Plan(PositionMask(causal, window), q.shape[2], k.shape[2], query_starts)
 
-    def kv_head(q_GTD, k_TD, v_TD, segments) -> Attention:
-        k_JSD, v_JSD = plan.key_blocks(k_TD), plan.key_blocks(v_TD)
+    def kv_head(q_GTD, k_LD, v_LD, segments) -> Attention:
+        k_JSD, v_JSD = plan.key_blocks(k_LD), plan.key_blocks(v_LD)
 
         def query_block(arguments) -> Attention:
             i, begin, end, q_PD = arguments
@@ -81,8 +83,8 @@ def attention(
         group, num_blocks = q_GTD.shape[0], plan.num_query_blocks
         per_block = (np.arange(num_blocks), plan.first_key_block, plan.end_key_block)
         q_blocks = plan.query_blocks(q_GTD.astype(jnp.float32) * scale)
-        blocks = lax.map(query_block, (*(np.tile(x, group) for x in per_block), q_blocks))
-        return jax.tree.map(lambda x: plan.unblocked(x, group), blocks)
+        blocks = lax.map(query_block, (*(jnp.tile(x, group) for x in per_block), q_blocks))
+        return jax.tree.map(lambda x: plan.queries(x, group), blocks)
 
     return _ungrouped(_over_kv_heads(kv_head, (_grouped(q, k), k, v), segment_ids, kv_segment_ids))
 
@@ -96,6 +98,7 @@ def attention_backward(
     out: jax.Array,
     logsumexp: jax.Array,
     grad_out: jax.Array,
+    query_starts: jax.Array | None = None,
     *,
     causal: bool,
     window: int,
@@ -103,9 +106,9 @@ def attention_backward(
     scale: float,
 ) -> Gradients:
     """Backward pass, given inputs, results and the gradient of `out`."""
-    plan = _Plan(q.shape[2], PositionMask(causal, window))
+    plan = _Plan(PositionMask(causal, window), q.shape[2], k.shape[2], query_starts)
 
-    def kv_head(q_GTD, out_GTD, grad_GTD, logsumexp_GT, k_TD, v_TD, segments) -> Gradients:
+    def kv_head(q_GTD, out_GTD, grad_GTD, logsumexp_GT, k_LD, v_LD, segments) -> Gradients:
         group = q_GTD.shape[0]
         out_GTD, grad_GTD = out_GTD.astype(jnp.float32), grad_GTD.astype(jnp.float32)
         # The gradient of a softmax row is weights * (grad - sum(weights * grad)); this is that sum.
@@ -141,10 +144,10 @@ def attention_backward(
             return grad_q_blocks, (grad_k_DS.T, grad_v_DS.T)
 
         per_block = (np.arange(plan.num_key_blocks), plan.first_query_block, plan.end_query_block)
-        keys_and_values = (plan.key_blocks(k_TD), plan.key_blocks(v_TD))
+        keys_and_values = (plan.key_blocks(k_LD), plan.key_blocks(v_LD))
         grad_q_blocks, sums = lax.scan(key_block, jnp.zeros_like(q_blocks), (*per_block, *keys_and_values))
-        grad_k_TD, grad_v_TD = (plan.unblocked(x, 1)[0].astype(k.dtype) for x in sums)
-        return Gradients((plan.unblocked(grad_q_blocks, group) * scale).astype(q.dtype), grad_k_TD, grad_v_TD)
+        grad_k_LD, grad_v_LD = (plan.keys(x).astype(k.dtype) for x in sums)
+        return Gradients((plan.queries(grad_q_blocks, group) * scale).astype(q.dtype), grad_k_LD, grad_v_LD)
 
     per_query_head = [_grouped(x, k) for x in (q, out, grad_out, logsumexp)]
     gradients = _over_kv_heads(kv_head, (*per_query_head, k, v), segment_ids, kv_segment_ids)
@@ -152,55 +155,70 @@ def attention_backward(
 
 
 class _Plan:
-    """How a sequence is cut into blocks, and which pairs of them the mask lets through at all.
+    """How queries and keys are cut into blocks, and which pairs of them the mask lets through at all.
 
-    Query block i sees the key blocks `first_key_block[i]` to `end_key_block[i]`, exclusive; key block j is seen by the
-    query blocks `first_query_block[j]` to `end_query_block[j]`.
+    Query block i sees the key blocks `first_key_block[i]` to `end_key_block[i]`, exclusive; key block j is seen by no
+    query blocks but `first_query_block[j]` to `end_query_block[j]`. Numbers, unless the queries' place in the sequence
+    is known at run time alone.
     """
 
-    def __init__(self, length: int, mask: PositionMask):
-        self.length, self.mask = length, mask.within(length)
-        self.num_query_blocks, self.query_size = _even_blocks(length, _QUERY_BLOCK)
-        self.num_key_blocks, self.key_size = _even_blocks(length, _KEY_BLOCK)
-        begins = range(0, length, self.query_size)
-        ranges = np.array(
-            [self.mask.key_range(begin, min(length, begin + self.query_size), length) for begin in begins]
-        )
-        self.first_key_block = ranges[:, 0] // self.key_size
-        self.end_key_block = -(-ranges[:, 1] // self.key_size)
+    def __init__(self, mask: PositionMask, num_queries: int, num_keys: int, query_starts: jax.Array | None):
+        self.mask, self.num_queries, self.num_keys = mask.within(num_keys), num_queries, num_keys
+        starts_C = np.zeros(1, np.int32) if query_starts is None else query_starts
+        self.num_chunks = starts_C.shape[0]
+        self.chunk_size = num_queries // self.num_chunks
+        blocks_per_chunk, self.query_size = _even_blocks(self.chunk_size, _QUERY_BLOCK)
+        self.num_query_blocks = self.num_chunks * blocks_per_chunk
+        self.num_key_blocks, self.key_size = _even_blocks(num_keys, _KEY_BLOCK)
+        offsets = np.arange(0, self.chunk_size, self.query_size, dtype=np.int32)
+        ends = np.minimum(offsets + self.query_size, self.chunk_size)
+        self.first_query = (starts_C[:, None] + offsets).reshape(-1)  # [I], among all tokens
+        end_query = (starts_C[:, None] + ends).reshape(-1)
+        # Where a block begins among the queries that there are.
+        self.row = (np.arange(self.num_chunks)[:, None] * self.chunk_size + offsets).reshape(-1)
+        first, end = self.mask.key_range(self.first_query, end_query, num_keys)
+        self.first_key_block = first // self.key_size
+        self.end_key_block = -(-end // self.key_size)
         j = np.arange(self.num_key_blocks)
         seen_IJ = (self.first_key_block[:, None] <= j) & (j < self.end_key_block[:, None])
-        self.first_query_block = seen_IJ.argmax(axis=0)
-        self.end_query_block = self.num_query_blocks - seen_IJ[::-1].argmax(axis=0)
+        is_seen_J = seen_IJ.any(axis=0)  # not all are, if not all queries are here
+        self.first_query_block = seen_IJ.argmax(axis=0) * is_seen_J
+        self.end_query_block = (self.num_query_blocks - seen_IJ[::-1].argmax(axis=0)) * is_seen_J
 
     def query_blocks(self, x: jax.Array) -> jax.Array:
-        """[G, T, ...] to [G I, P, ...], the end padded with zeros."""
-        padded = self.num_query_blocks * self.query_size
-        x = jnp.pad(x, [(0, 0), (0, padded - self.length), *[(0, 0)] * (x.ndim - 2)])
+        """[G, T, ...] to [G I, P, ...], the end of each chunk padded with zeros."""
+        x = x.reshape(-1, self.chunk_size, *x.shape[2:])
+        padded = self.num_query_blocks // self.num_chunks * self.query_size
+        x = jnp.pad(x, [(0, 0), (0, padded - self.chunk_size), *[(0, 0)] * (x.ndim - 2)])
         return x.reshape(-1, self.query_size, *x.shape[2:])
 
-    def key_blocks(self, x_TD: jax.Array) -> jax.Array:
-        """[T, D] to [J, S, D] in float32, the end padded with zeros."""
-        padded = self.num_key_blocks * self.key_size
-        x_TD = jnp.pad(x_TD.astype(jnp.float32), ((0, padded - self.length), (0, 0)))
-        return x_TD.reshape(-1, self.key_size, x_TD.shape[1])
+    def queries(self, x: jax.Array, group: int) -> jax.Array:
+        """[G I, P, ...] to [G, T, ...]: undoes `query_blocks`."""
+        x = x.reshape(group * self.num_chunks, -1, *x.shape[2:])[:, : self.chunk_size]
+        return x.reshape(group, self.num_queries, *x.shape[2:])
 
-    def unblocked(self, x: jax.Array, group: int) -> jax.Array:
-        """[group * blocks, size, ...] to [group, T, ...]: undoes `query_blocks` or `key_blocks`."""
-        x = x.reshape(group, -1, *x.shape[2:])
-        return x[:, : self.length]
+    def key_blocks(self, x_LD: jax.Array) -> jax.Array:
+        """[L, D] to [J, S, D] in float32, the end padded with zeros."""
+        padded = self.num_key_blocks * self.key_size
+        x_LD = jnp.pad(x_LD.astype(jnp.float32), ((0, padded - self.num_keys), (0, 0)))
+        return x_LD.reshape(-1, self.key_size, x_LD.shape[1])
+
+    def keys(self, x_JSD: jax.Array) -> jax.Array:
+        """[J, S, D] to [L, D]: undoes `key_blocks`."""
+        return x_JSD.reshape(-1, x_JSD.shape[2])[: self.num_keys]
 
     def masked(self, scores_PS: jax.Array, i: jax.Array, j: jax.Array, segments) -> jax.Array:
         """Scores of query block i and key block j, with -inf where a query does not see a key."""
-        num_queries, num_keys = scores_PS.shape
-        queries_P1 = i * num_queries + jnp.arange(num_queries)[:, None]
-        keys_S = j * num_keys + jnp.arange(num_keys)
+        rows_P1 = jnp.arange(scores_PS.shape[0])[:, None]
+        queries_P1 = jnp.asarray(self.first_query)[i] + rows_P1
+        keys_S = j * self.key_size + jnp.arange(self.key_size)
         conditions = [self.mask.visible(queries_P1, keys_S)]
-        if self.num_key_blocks * num_keys > self.length and not self.mask.causal:
-            conditions.append(keys_S < self.length)
+        if self.num_key_blocks * self.key_size > self.num_keys and not self.mask.causal:
+            conditions.append(keys_S < self.num_keys)
         if segments is not None:
-            ids_T, kv_ids_T = segments
-            conditions.append(jnp.take(ids_T, queries_P1, mode="clip") == jnp.take(kv_ids_T, keys_S, mode="clip"))
+            ids_T, kv_ids_L = segments
+            ids_P1 = jnp.take(ids_T, jnp.asarray(self.row)[i] + rows_P1, mode="clip")
+            conditions.append(ids_P1 == jnp.take(kv_ids_L, keys_S, mode="clip"))
         for visible in conditions:
             if visible is not None:
                 scores_PS = jnp.where(visible, scores_PS, -jnp.inf)

@@ -50,6 +50,23 @@ def segment_mask(segment_ids_BT: Tensor) -> AttentionMask:
 
 
 @dataclasses.dataclass(frozen=True)
+class CausalSegmentMaskConfig:
+    """Configuration of `CausalSegmentMask`."""
+
+    def build(self) -> "CausalSegmentMask":
+        """The module, which has no parameters."""
+        return CausalSegmentMask()
+
+
+class CausalSegmentMask(nn.Module):
+    """`causal_segment_mask` as a node that can be swapped."""
+
+    def forward(self, segment_ids_BT: Tensor) -> AttentionMask:
+        """The mask of a whole batch."""
+        return causal_segment_mask(segment_ids_BT)
+
+
+@dataclasses.dataclass(frozen=True)
 class MathAttentionConfig:
     """Configuration of `MathAttention`.
 

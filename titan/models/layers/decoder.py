@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from titan.models.layers.attention import AttentionConfig, AttentionMask, causal_segment_mask
+from titan.models.layers.attention import AttentionConfig, AttentionMask, CausalSegmentMaskConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.embedding import EmbeddingConfig
 from titan.models.layers.head import SoftCappedHeadConfig
@@ -110,6 +110,7 @@ class DecoderConfig:
       head: the projection to logits; None where the embedding's table is the head too.
       loss: node whose module maps (hidden_BTE, head, labels_BT) to the summed loss.
       embedding_norm: node whose module normalises the embedding's output, [B, T, E] to the same; None: none.
+      mask: node whose module maps segment_ids_BT to the mask that all layers share.
     """
 
     embedding: EmbeddingConfig
@@ -119,6 +120,7 @@ class DecoderConfig:
     head: LinearConfig | SoftCappedHeadConfig | None
     loss: CrossEntropyConfig
     embedding_norm: Any | None = None
+    mask: Any = CausalSegmentMaskConfig()
 
     def build(self) -> "Decoder":
         """The model on the meta device, parameters float32, each with its initialiser in `param_init`."""
@@ -142,6 +144,7 @@ class Decoder(nn.Module):
         self.head = _built(config.head)
         self.cross_entropy = config.loss.build()
         self.embedding_norm = _built(config.embedding_norm)
+        self.mask = config.mask.build()
 
     def forward(self, tokens_BT: Tensor, positions_BT: Tensor, segment_ids_BT: Tensor) -> Tensor:
         """Logits [B, T, V] in the head's dtype.
@@ -187,7 +190,7 @@ class Decoder(nn.Module):
 
     def _layers(self, stream: Any, positions_BT: Tensor, segment_ids_BT: Tensor, *shared: Tensor) -> Any:
         rope = self.rope(positions_BT)
-        mask = causal_segment_mask(segment_ids_BT)
+        mask = self.mask(segment_ids_BT)
         for layer in self.layers:
             stream = layer(stream, rope, mask, *shared)
         return stream

@@ -15,11 +15,11 @@ from titan.train.pictures.sampling_config import SamplingConfig
 RECIPE = Config(
     name="flux_debug",
     model=dataclasses.replace(flux_debug(), text_length=32, pictures_per_row=2),
-    training=TrainingConfig(steps=150, batch_size=8, sequence_length=2 * (64 + 32), validation_interval=50),
+    training=TrainingConfig(steps=100, batch_size=8, sequence_length=2 * (64 + 32), validation_interval=50),
     optimizer=OptimizerConfig(learning_rate=2e-3, weight_decay=0.0),
     data=ImageDataConfig(resolution=128, validation_fraction=0.1),
     tokenizer=None,
-    sampling=SamplingConfig(interval=150, classifier_free_guidance=2.0),
+    sampling=SamplingConfig(interval=100, num_steps=14, classifier_free_guidance=2.0),
 )
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ is off. This is the only room that knows both a model's layer and what takes its
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from titan.core.config.rewrite import Rule
+from titan.core.config.rewrite import Rule, rewrite
 from titan.train.config import Config
+from titan.train.swaps.context_parallel import context_parallel_rules
 from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entropy_rules
 from titan.train.swaps.grouped_experts import grouped_experts_rules
 from titan.train.swaps.rope import rope_rules
@@ -27,3 +29,8 @@ SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (
 def swap_rules(config: Config) -> list[Rule]:
     """The rules of all swaps that the configuration asks for, to be applied in one `rewrite`."""
     return [rule for swap in SWAPS for rule in swap(config)]
+
+
+def with_swaps(tree: Any, config: Config) -> Any:
+    """A component tree with the swaps that the configuration asks for, and then with what splits sequences."""
+    return rewrite(rewrite(tree, swap_rules(config)), context_parallel_rules(config))

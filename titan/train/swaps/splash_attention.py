@@ -9,6 +9,7 @@ from titan.kernels.splash_attention.api import splash_attention
 from titan.kernels.splash_attention.tiles import SplashTiles
 from titan.models.layers.attention import AttentionMask, MathAttentionConfig, SdpaAttentionConfig
 from titan.train.config import Config
+from titan.train.swaps.split_mask import SplitMask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +42,15 @@ class SplashAttention(nn.Module):
         super().__init__()
         self.config = config
 
-    def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask) -> Tensor:
+    def forward(self, q_BNTD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, mask: AttentionMask | SplitMask) -> Tensor:
         """Attends from each query to the keys of its segment and window; returns [B, N, T, D] in q's dtype."""
+        is_split = isinstance(mask, SplitMask)
         return splash_attention(
             q_BNTD,
             k_BKSD,
             v_BKSD,
             mask.segment_ids_BT,
+            *((mask.kv_segment_ids_BS, mask.query_starts_C) if is_split else ()),
             causal=self.config.causal,
             window=self.config.window,
             scale=self.config.scale,

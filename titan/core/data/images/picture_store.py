@@ -115,7 +115,8 @@ def open_picture_store(
       process_index, process_count: this process among those that read the data.
 
     Raises:
-      ConfigError: as `PictureSource.pictures` and `decode`, or the files changed meanwhile.
+      ConfigError: as `PictureSource.pictures` and `decode`; the files changed meanwhile; or the encoders give what is
+        no finite number.
     """
     size = (config.resolution, config.max_aspect_ratio)
     parts = repr((1, source.fingerprint, encoders.fingerprint, size, _PART_PICTURES))
@@ -178,6 +179,11 @@ def _write_part(
     latents: Sequence[np.ndarray],
     captions: Sequence[EncodedCaption],
 ) -> None:
+    for values in (*latents, *(array for caption in captions for array in (caption.tokens, caption.pooled))):
+        if not np.abs(values).max() <= np.finfo(np.float16).max:
+            raise ConfigError(
+                "data.encoders", f"what they give for {target.name} is no finite number in float16", "give others"
+            )
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:

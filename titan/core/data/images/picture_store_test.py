@@ -103,3 +103,10 @@ def test_pictures_that_change_while_they_are_read_are_refused(data, tmp_path):
     with pytest.raises(ConfigError, match="changed while it was read; start again"):
         open_picture_store(source, data, TellingEncoders())
     assert not list(data_cache(data).glob("pictures-*"))
+
+
+def test_what_is_no_number_is_refused(data, monkeypatch):
+    monkeypatch.setattr(TellingEncoders, "encode_picture", lambda self, pixels: np.full((16, 4), 1e6, np.float32))
+    with pytest.raises(ConfigError, match="data.encoders: what they give for part-000000 is no finite number in float"):
+        _open(data, TellingEncoders())
+    assert not list(data_cache(data).glob("pictures-*/part-*"))

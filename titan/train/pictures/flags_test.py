@@ -1,0 +1,53 @@
+"""Flags of runs on pictures: mistakes are one line, found before anything is read or compiled."""
+
+import dataclasses
+
+import pytest
+
+from titan.core.config.flags import one_line_errors, parse
+from titan.core.config.validate import ConfigError
+from titan.train.config import Config
+from titan.train.recipes.flux_debug import RECIPE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--data.resolution=256",
+         "--training.sequence_length: 192 leaves 128 tokens for pictures, and one of data.resolution=256 has 256; "
+         "give 320, or a lower resolution"),
+        ("--data.resolution=100",
+         "--data.resolution: 100 is no multiple of 16 pixels, which are one token; give 96"),
+        ("--training.sequence_length=64",
+         "--training.sequence_length: 64 leaves nothing for pictures beside 64 text tokens (model.pictures_per_row "
+         "times model.text_length); give more, e.g. 4608 for 1024x1024 pixels with 512 text tokens"),
+        ("--fused_linear_cross_entropy.enable",
+         "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
+        ("--parallelism.context_parallel=2",
+         "--parallelism.context_parallel: Flux has one vector for all tokens of a picture, which cannot be split as "
+         "they are; leave it at 1"),
+        ("--data.path=/missing", "--data.path: there is no file or folder '/missing'; correct the path"),
+        ("--data.encoders=/missing", "--data.encoders: there is no file or folder '/missing'; correct the path"),
+        ("--data.caption_extension=.txt",
+         "--data.caption_extension: it begins with a dot; leave the dot out, as txt"),
+        ("--data.caption_column=", "--data.caption_column: the name is empty; name a column"),
+        ("--tokenizer.path=x",
+         "--tokenizer.path: there is no such flag; did you mean --data.path? --helpfull lists all flags"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_, one_line_errors():
+        parse(["flux_debug", *arguments.split()], RECIPE)
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err == message + "\n"
+
+
+@pytest.mark.parametrize("section", ["data", "tokenizer", "sampling"])
+def test_sections_of_another_kind_of_data_are_refused(section):
+    for config, other, message in (
+        (RECIPE, Config(), "Flux is trained on pictures, and this section is one for documents; use its recipe"),
+        (Config(), RECIPE, "Llama3 is trained on documents, and this section is one for pictures; use its recipe"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            dataclasses.replace(config, **{section: getattr(other, section)}).validate()
+        assert str(error.value) == f"--{section}: {message}"
