@@ -35,6 +35,7 @@ from titan.train.state import (
     PER_PARAMETER,
     batch_layouts,
     eval_state_layouts,
+    expert_bias_layouts,
     parameter_layouts,
     train_state_layouts,
 )
@@ -92,8 +93,8 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     split = model_split(config, model)
     parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
     balance = expert_balance(config)
-    bias_shape = balance.bias_shape if balance else None
-    state = train_state_layouts(parameters, mesh, bias_shape)
+    bias = expert_bias_layouts(balance.bias_shape if balance else None, mesh)
+    state = {**train_state_layouts(parameters, mesh), **bias}
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
     steps = StepBuilder(
         build_model=build_model,
@@ -110,7 +111,7 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
-    weights = eval_state_layouts(parameters, mesh, bias_shape)
+    weights = {**eval_state_layouts(parameters), **bias}
     run = Run(
         config=config,
         runtime=runtime,

@@ -48,30 +48,20 @@ def parameter_layouts(
     }
 
 
-def train_state_layouts(
-    parameters: dict[str, TensorLayout], mesh: MeshSpec, expert_bias: tuple[int, int] | None = None
-) -> dict[str, TensorLayout]:
-    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates.
-
-    Args:
-      expert_bias: [mixtures, experts] where the run has a bias that balances experts.
-    """
+def train_state_layouts(parameters: dict[str, TensorLayout], mesh: MeshSpec) -> dict[str, TensorLayout]:
+    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates."""
     layouts = {f"{kind}{name}": layout for kind in PER_PARAMETER for name, layout in parameters.items()}
     counter = TensorLayout((), torch.int32, replicated(mesh))
-    return {**layouts, **_bias_layout(mesh, expert_bias), STEP: counter, SKIPPED_STEPS: counter}
+    return {**layouts, STEP: counter, SKIPPED_STEPS: counter}
 
 
-def eval_state_layouts(
-    parameters: dict[str, TensorLayout], mesh: MeshSpec, expert_bias: tuple[int, int] | None = None
-) -> dict[str, TensorLayout]:
+def eval_state_layouts(parameters: dict[str, TensorLayout]) -> dict[str, TensorLayout]:
     """The part of the train state that an evaluation step reads."""
-    return {
-        **{f"{PARAMS}{name}": layout for name, layout in parameters.items()},
-        **_bias_layout(mesh, expert_bias),
-    }
+    return {f"{PARAMS}{name}": layout for name, layout in parameters.items()}
 
 
-def _bias_layout(mesh: MeshSpec, shape: tuple[int, int] | None) -> dict[str, TensorLayout]:
+def expert_bias_layouts(shape: tuple[int, int] | None, mesh: MeshSpec) -> dict[str, TensorLayout]:
+    """What both have besides in a run with a bias [mixtures, experts] that balances experts; nothing for None."""
     return {EXPERT_BIAS: TensorLayout(shape, torch.float32, replicated(mesh))} if shape else {}
 
 

@@ -37,6 +37,7 @@ from titan.train.state import (
     PER_PARAMETER,
     batch_layouts,
     eval_state_layouts,
+    expert_bias_layouts,
     parameter_layouts,
     train_state_layouts,
 )
@@ -276,8 +277,8 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
     steps, _ = _builder(case)
     step = steps.eval_step if evaluate else steps.train_step
     shapes = {name: np.shape(array) for name, array in _batch(case).items() if not (evaluate and name == LEARNING_RATE)}
-    state_layouts = eval_state_layouts if evaluate else train_state_layouts
-    state = state_layouts(steps.parameters, case.mesh, steps.balance.bias_shape if steps.balance else None)
+    state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
+    state |= expert_bias_layouts(steps.balance.bias_shape if steps.balance else None, case.mesh)
     layouts = state, batch_layouts(steps.batch, shapes, case.mesh)
     graph = capture(step, *layouts, case.mesh)
     if case.mesh.num_devices > 1:
