@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import types
 from collections.abc import Mapping
 from typing import Any
 
@@ -263,12 +264,14 @@ def initial_parameters(model: str) -> dict[str, np.ndarray]:
     }
 
 
-def _state(case: Case, layouts: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _state(
+    case: Case, layouts: Mapping[str, Any], given: Mapping[str, np.ndarray] = types.MappingProxyType({})
+) -> dict[str, np.ndarray]:
     _, stacks = _builder(case)
-    by_layer = {f"{PARAMS}{name}": array for name, array in initial_parameters(case.model).items()}
+    by_layer = {**{f"{PARAMS}{name}": array for name, array in initial_parameters(case.model).items()}, **given}
     state = {name: np.zeros(layout.shape, str(layout.dtype).removeprefix("torch.")) for name, layout in layouts.items()}
-    parameters = [name for name in layouts if name.startswith(PARAMS)]
-    return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, parameters, np.stack)}
+    names = [name for name in layouts if name.startswith(PARAMS) or name in given]
+    return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, names, np.stack)}
 
 
 @functools.cache
@@ -362,13 +365,12 @@ def _by_layer(case: Case, state: Mapping[str, Any], kind: str) -> dict[str, np.n
     return {name.removeprefix(kind): array for name, array in by_layer.items()}
 
 
-@functools.cache
-def evaluate_xla(case: Case) -> dict[str, float]:
-    """The metrics of the evaluation step, at the initial parameters."""
+def evaluate_xla(case: Case, given: Mapping[str, np.ndarray] = types.MappingProxyType({})) -> dict[str, float]:
+    """The metrics of the evaluation step, at the initial state but for what is given by name, layer by layer."""
     executable = compiled(case, evaluate=True)
     graph = executable.graph
     abstract = abstract_arrays(graph.state, case.mesh, jax_mesh(case.mesh, jax.devices()))
-    initial = _state(case, graph.state)
+    initial = _state(case, graph.state, given)
     state = {name: jax.device_put(array, abstract[name].sharding) for name, array in initial.items()}
     return {name: float(v) for name, v in executable(state, executable.place(_batch(case)))[1].items()}
 
