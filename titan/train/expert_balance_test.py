@@ -14,12 +14,12 @@ from titan.train.expert_balance_config import ExpertBalanceConfig
 from titan.train.state import EXPERT_BIAS, LEARNING_RATE, PARAMS
 from titan.train.steps_for_test import (
     HSDP,
-    MODELS,
     Case,
     assert_same,
     batch,
     evaluate_xla,
     initial_parameters,
+    model_components,
     run_torch,
     run_xla,
 )
@@ -75,7 +75,7 @@ def test_what_is_reported():
 
 
 def _initial_model() -> torch.nn.Module:
-    model = MODELS["qwen3_moe"]().build()
+    model = model_components("qwen3_moe").build()
     parameters = {name: torch.from_numpy(array.copy()) for name, array in initial_parameters("qwen3_moe").items()}
     model.load_state_dict(parameters, assign=True)
     return model
