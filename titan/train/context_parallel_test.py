@@ -37,6 +37,8 @@ FSDP_CP2, FSDP_CP4 = MeshSpec(("dp_shard", "cp"), (2, 2)), MeshSpec(("dp_shard",
 HSDP_CP2 = MeshSpec(("dp_replicate", "dp_shard", "cp"), (2, 2, 2))
 FSDP_CP2_TP2 = MeshSpec(("dp_shard", "cp", "tp"), (2, 2, 2))
 TOLERANCE = 1e-5  # of the largest value: float32 sums in another order
+# Of the largest value: a matmul's result, and the partial sums of it on two devices, are each rounded to 8 bits.
+BFLOAT16_TOLERANCE = 1.5e-2
 
 CASES = {
     "llama3_cp4": Case("llama3_shared", CP4),
@@ -57,6 +59,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_split_sequences_equal_one_device(case):
     assert_same(run_xla(case), run_xla(Case(case.model)), TOLERANCE)
+
+
+def test_in_bfloat16_split_sequences_and_layers_equal_one_device_but_for_its_rounding():
+    case, one = (Case("llama3_shared", mesh, gather_dtype="bfloat16") for mesh in (FSDP_CP2_TP2, ONE))
+    assert_same(run_xla(case), run_xla(one), BFLOAT16_TOLERANCE)
 
 
 def test_experts_in_a_number_that_the_devices_do_not_divide_are_sharded_on_another_dim():

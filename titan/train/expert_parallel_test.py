@@ -66,7 +66,7 @@ def test_experts_are_split_and_everything_else_is_sharded_over_both_axes():
     [("qwen3_moe", 2 * 32, 2 * 32 * 2), ("qwen3_moe_dropping", 2 * 32, 2 * 8 * 4)],
 )
 def test_buffers_are_as_large_as_documented(model, rows_of_tokens, rows_of_experts):
-    graph = captured(Case(model, FSDP_EP)).module.graph
+    graph = captured(Case(model, FSDP_EP, balance=BALANCED)).module.graph
     shapes = [tuple(node.meta["val"].shape) for node in graph.nodes if "all_to_all" in str(node.target)]
     # Choices, tokens and weights there, results back; three of them again for gradients; in each of two layers.
     assert len(shapes) == 2 * 7 and {rows for rows, _ in shapes} == {rows_of_tokens}

@@ -303,9 +303,13 @@ def _state(
     return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, names, np.stack)}
 
 
-@functools.cache
 def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
     """The step before its passes; on a mesh it has passed the SPMD check."""
+    return _captured(case, evaluate)
+
+
+@functools.cache
+def _captured(case: Case, evaluate: bool) -> StepGraph:
     steps, _ = _builder(case)
     step = steps.eval_step if evaluate else steps.train_step
     shapes = {name: np.shape(array) for name, array in _batch(case).items() if not (evaluate and name == LEARNING_RATE)}
@@ -318,9 +322,13 @@ def captured(case: Case, *, evaluate: bool = False) -> StepGraph:
     return graph
 
 
-@functools.cache
 def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
     """The step after the passes that the flags of `case` mean."""
+    return _graph_of(case, evaluate)
+
+
+@functools.cache
+def _graph_of(case: Case, evaluate: bool) -> StepGraph:
     # All cases that the policy alone tells apart share a capture.
     before = dataclasses.replace(case, memory_policy="none", prefetch=1, reshard=True)
     return run_passes(captured(before, evaluate=evaluate), graph_passes(case.config))[0]
