@@ -83,6 +83,23 @@ def test_each_weight_is_gathered_for_forward_and_backward_and_its_gradient_scatt
     assert not any(row.in_loop for row in fsdp.collectives)
 
 
+def test_collectives_of_split_layers_and_sequences_are_those_of_their_axes():
+    split = ("--parallelism.tensor_parallel=2", "--parallelism.context_parallel=2", "--tpu_config.use_scan_layers")
+    report = compile_ahead_of_time(config_of("v6e-2x4", *split))
+    assert report.mesh == "dp_shard=2 x cp=2 x tp=2"
+    rows = {(row.axes, row.kind, row.in_loop): (row.count, row.bytes) for row in report.collectives}
+    # bfloat16, as all of these but the gradients. Half of the rows, and of each row's tokens.
+    tokens = 2 * (16 // 2) * (_SEQUENCE // 2) * _DIM
+    for kind in ("all-gather", "reduce-scatter"):
+        assert rows["tp", kind, True] == (4, 4 * tokens)  # attention and feed-forward, in both directions
+        assert rows["tp", kind, False] == (2, 2 * tokens)  # embedding and loss
+    # Weights along the inner axis: half of what a device has of a layer, for forward and backward.
+    weights = 2 * sum(_LAYER_MATRICES) // 2 // 2
+    # Of half of the rows and half of the heads, with all tokens.
+    keys = 2 * (16 // 2) * _SEQUENCE * (_DIM // 2) // 2
+    assert rows["cp", "all-gather", True] == (2 * len(_LAYER_MATRICES) + 2, 2 * weights + 2 * keys)
+
+
 def test_flops_are_those_of_the_model_and_a_little_more(fsdp):
     tokens = 16 * _SEQUENCE
     matmuls = 6 * (_MATRICES - _VOCAB * _DIM)  # the embedding is looked up

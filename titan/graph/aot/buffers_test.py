@@ -100,6 +100,14 @@ def test_kinds_at_the_peak():
     assert (gradients.bytes, gradients.count, gradients.made_by) == (16384, 2, "layers.*.mlp (backward) mul")
 
 
+def test_a_gathered_activation_is_no_gathered_parameter():
+    (gathered,) = (one for one in temporaries(_DUMP, parse_hlo(_HLO)) if one.opcode == "all-gather")
+    of_tokens = dataclasses.replace(gathered, op_name=gathered.op_name.replace("/parameter/", "/"))
+    arguments = {"parameters": 512, "optimizer_state": 0, "batch": 0}
+    memory = memory_of([gathered, of_tokens], fits=True, needed=4096, capacity=10**5, arguments=arguments)
+    assert memory.at_peak == {"gathered parameters": 2048, "saved activations": 2048}
+
+
 def test_the_files_of_a_compilation(tmp_path):
     prefix = "module_0000.jit_run.cl_1.after_optimizations"
     (tmp_path / f"{prefix}.txt").write_text(_HLO)
