@@ -11,6 +11,7 @@ import torch
 
 from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
+from titan.core.data.packing import IGNORED_LABEL
 from titan.graph.executors.xla import lower_xla
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.step_graph import StepGraph
@@ -20,7 +21,7 @@ from titan.train.build import build
 from titan.train.recipes.llama3_debug import RECIPE
 from titan.train.recipes.qwen3_moe_debug import RECIPE as MOE_RECIPE
 from titan.train.runtime_xla import XlaRuntime
-from titan.train.state import IGNORED_LABEL, LEARNING_RATE
+from titan.train.state import LEARNING_RATE
 
 _NUM_DEVICES = 4
 _SMALL = (

@@ -11,16 +11,15 @@ from titan.models.layers.router import Routing
 from titan.models.layers.routing_tally import RoutingTally
 from titan.train.expert_balance import ExpertBalance
 from titan.train.expert_balance_config import ExpertBalanceConfig
-from titan.train.state import EXPERT_BIAS
+from titan.train.state import EXPERT_BIAS, LEARNING_RATE, PARAMS
 from titan.train.steps_for_test import (
     HSDP,
-    MODELS,
     Case,
     assert_same,
     batch,
-    captured,
     evaluate_xla,
     initial_parameters,
+    model_components,
     run_torch,
     run_xla,
 )
@@ -75,15 +74,22 @@ def test_what_is_reported():
     }
 
 
+def _initial_model() -> torch.nn.Module:
+    model = model_components("qwen3_moe").build()
+    parameters = {name: torch.from_numpy(array.copy()) for name, array in initial_parameters("qwen3_moe").items()}
+    model.load_state_dict(parameters, assign=True)
+    return model
+
+
+def _inputs() -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(array[0]) for name, array in batch().items() if name != LEARNING_RATE}
+
+
 def test_a_step_adds_the_auxiliary_loss_of_transformers_to_its_own():
     balance = ExpertBalanceConfig(auxiliary_loss=0.3)
     got = run_torch(Case("qwen3_moe", balance=balance))
-    model = MODELS["qwen3_moe"]().build()
-    inputs = {name: torch.from_numpy(array[0]) for name, array in batch().items() if name != "learning_rate"}
+    model, inputs = _initial_model(), _inputs()
     logits: list[torch.Tensor] = []
-    model.load_state_dict(
-        {name: torch.from_numpy(array) for name, array in initial_parameters("qwen3_moe").items()}, assign=True
-    )
     for layer in model.layers:
         layer.feed_forward.router.register_forward_hook(
             lambda module, args, routing: logits.append(routing.scores_MX.log())
@@ -119,9 +125,28 @@ def test_the_bias_evens_the_load():
 
 
 def test_validation_chooses_with_the_bias():
-    case = Case("qwen3_moe", balance=BALANCED)
-    assert captured(case, evaluate=True).state[EXPERT_BIAS].shape == (2, 8)
-    assert evaluate_xla(case)["loss_sum"] == pytest.approx(evaluate_xla(Case("qwen3_moe"))["loss_sum"], rel=1e-6)
+    bias = np.random.default_rng(0).normal(size=(2, 8)).astype(np.float32)
+    routers_bias = iter(torch.from_numpy(bias))
+
+    def choose_with_bias(module, args, routing):
+        experts_Mk = (routing.scores_MX + next(routers_bias)).argsort(dim=-1, descending=True)[:, :2]
+        weights_Mk = routing.scores_MX.gather(1, experts_Mk)
+        return Routing(routing.scores_MX, weights_Mk / weights_Mk.sum(dim=-1, keepdim=True), experts_Mk)
+
+    model = _initial_model()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".experts." in name:
+                weight.copy_(10 * weight)  # the loss would else hardly depend on who is chosen
+        unbiased = model.loss(*_inputs().values()).item()
+        for layer in model.layers:
+            layer.feed_forward.router.register_forward_hook(choose_with_bias)
+        biased = model.loss(*_inputs().values()).item()
+    assert abs(biased - unbiased) > 100 * TOLERANCE * biased
+    state = {f"{PARAMS}{name}": weight.detach().numpy() for name, weight in model.named_parameters()}
+    state[EXPERT_BIAS] = bias
+    for case in (Case("qwen3_moe", balance=BALANCED), Case("qwen3_moe", HSDP, scan=True, balance=BALANCED)):
+        assert evaluate_xla(case, state)["loss_sum"] == pytest.approx(biased, rel=TOLERANCE)
 
 
 def test_dropped_tokens_are_reported():

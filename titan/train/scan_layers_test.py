@@ -40,10 +40,10 @@ def test_microbatches_on_a_mesh_have_a_loop_each():
 
 
 def test_in_bfloat16_training_equals_that_without_loops():
-    got, expected = (run_torch(Case("llama3", gather_dtype=torch.bfloat16, scan=scan)) for scan in (True, False))
+    got, expected = (run_torch(Case("llama3", gather_dtype="bfloat16", scan=scan)) for scan in (True, False))
     assert_same(got, expected, _TOLERANCE)
     # XLA:CPU leaves out roundings within a fusion; a tensor's gradients then differ by a few times bfloat16's 2^-8.
-    assert_same(run_xla(Case("llama3", mesh=FSDP, gather_dtype=torch.bfloat16, scan=True)), expected, 1.5e-2)
+    assert_same(run_xla(Case("llama3", mesh=FSDP, gather_dtype="bfloat16", scan=True)), expected, 1.5e-2)
 
 
 @pytest.mark.parametrize("model", ["llama3", "qwen3", "qwen3_moe", "pattern"])
