@@ -45,6 +45,11 @@ class Picture:
         digest.update(b"\0" + self.caption.encode())
         return int.from_bytes(digest.digest(), "little")
 
+    @property
+    def content_hash(self) -> int:
+        """The same of the picture alone."""
+        return int.from_bytes(hashlib.blake2b(self.content, digest_size=8).digest(), "little")
+
 
 class PictureSource:
     """The pictures of `--data.path`.
