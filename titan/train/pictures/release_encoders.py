@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from titan.core.config.validate import ConfigError
 from titan.core.data.images.encoders import EncodedCaption, Encoders
@@ -124,13 +125,19 @@ class ReleaseEncoders(Encoders):
         return self._load(AutoTokenizer, "tokenizer"), self._load_model(CLIPTextModel, "text_encoder")
 
     def _load_model(self, model_class: Any, name: str) -> Any:
-        return self._load(model_class, name, dtype="auto").to(self._device).eval()
+        model, loaded = self._load(model_class, name, dtype="auto", output_loading_info=True)
+        # What a file lacks transformers fills with random weights.
+        for kind in ("missing", "mismatched", "unexpected"):
+            for key in sorted(map(str, loaded.get(f"{kind}_keys", ()))):
+                problem = f"{self._folder / name} has not the weights of its model: {key} is {kind}"
+                raise ConfigError(_FLAG, problem, _CURE)
+        return model.to(self._device).eval()
 
     def _load(self, loaded_class: Any, name: str, **arguments: Any) -> Any:
         path = self._folder / name
         try:
             return loaded_class.from_pretrained(os.fspath(path), local_files_only=True, **arguments)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigError(_FLAG, f"{path} cannot be loaded ({error})", _CURE) from error
 
 

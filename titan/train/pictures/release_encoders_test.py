@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
@@ -111,6 +113,30 @@ def test_a_wrong_folder_is_one_line(release, tmp_path):
     shutil.copytree(folder / "text_encoder_2", copy / "text_encoder_2", dirs_exist_ok=True)
     (copy / "vae/config.json").unlink()
     assert message(copy).startswith("--data.encoders: ")
+
+
+@pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2"])
+@pytest.mark.parametrize("kind", ["missing", "unexpected", "mismatched", "cut off"])
+def test_weights_that_are_not_the_text_encoders_are_refused(release, tmp_path, name, kind):
+    folder, *_ = release
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    file = copy / name / "model.safetensors"
+    weights = load_file(file)
+    key = next(key for key in weights if key.endswith(".weight"))
+    if kind == "missing":
+        del weights[key]
+    elif kind == "unexpected":
+        weights["other.weight"] = torch.ones(2)
+    else:
+        weights[key] = torch.ones(3, 5, 7)
+    save_file(weights, file, metadata={"format": "pt"})
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ConfigError) as error:
+        ReleaseEncoders(str(copy), MODEL).encode_captions(["a"])
+    said = f"has not the weights of its model: .*weight is {kind}; give the" if kind in ("missing", "unexpected") else "cannot"
+    assert re.fullmatch(f"--data.encoders: {copy / name} {said}.*", str(error.value))
 
 
 def test_the_fingerprint_follows_the_weights(release, tmp_path):

@@ -5,6 +5,7 @@ import io
 import shutil
 
 import numpy as np
+import PIL.Image
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -15,7 +16,7 @@ from titan.core.data import file_stamp
 from titan.core.data.images.config import ImageDataConfig
 from titan.core.data.images.fit import decode
 from titan.core.data.images.pictures_for_test import png
-from titan.core.data.images.source import PictureSource
+from titan.core.data.images.source import Picture, PictureSource
 
 
 def _pairs(config):
@@ -110,12 +111,37 @@ def test_bad_input_is_one_line(data, tmp_path):
 
 
 def test_a_picture_of_16_bits_or_with_transparency_becomes_rgb():
-    import PIL.Image
-
-    from titan.core.data.images.source import Picture
-
     grey, clear = io.BytesIO(), io.BytesIO()
     PIL.Image.fromarray(np.full((2, 2), 40000, np.uint16)).save(grey, "PNG")
     PIL.Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(clear, "PNG")
-    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 155).tolist()
+    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 40000 >> 8).tolist()
     assert np.asarray(decode(Picture("clear", clear.getvalue(), ""))).min() == 255
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, 0.5), (np.int32, 2**30), (np.int32, -1)])
+def test_a_picture_whose_range_is_not_known_is_refused(dtype, value):
+    content = io.BytesIO()
+    PIL.Image.fromarray(np.full((2, 2), value, dtype)).save(content, "TIFF")
+    with pytest.raises(ConfigError, match=r"x is no intact picture \(its pixels .* is not known\)"):
+        decode(Picture("x", content.getvalue(), ""))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_orientation_says(orientation):
+    # EXIF 2.3, 4.6.4: where the stored row 0 and column 0 are seen.
+    upright = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.T,
+        6: upright.T[::-1],
+        7: upright.T[::-1, ::-1],
+        8: upright.T[:, ::-1],
+    }[orientation]
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    content = io.BytesIO()
+    PIL.Image.fromarray(np.ascontiguousarray(stored)).save(content, "PNG", exif=exif)
+    assert np.array_equal(np.asarray(decode(Picture("x", content.getvalue(), "")))[..., 0], upright)
