@@ -5,9 +5,11 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import lzma
 import pathlib
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 
 from titan.core.config.validate import ConfigError
@@ -58,7 +60,8 @@ class PictureSource:
     - A folder of pictures: every file below it with a suffix in PICTURE_SUFFIXES, sorted by path; hidden files and
       folders are left out.
     - A webdataset tar, or a folder of them: members whose names differ in the ending alone (from the first dot of the
-      file's name) are a sample, of which the picture and the caption are taken.
+      file's name) are a sample, of which the picture and the caption are taken: 0.jpg and 0.txt, not 0.mask.png. Hidden
+      members are left out.
     - A Parquet file, or a folder of them: a row is a sample.
 
     Attributes:
@@ -83,7 +86,7 @@ class PictureSource:
         if not root.exists():
             raise ConfigError("data.path", f"there is no file or folder {config.path!r}", "correct the path")
         found = {
-            kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.endswith(suffixes)
+            kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.lower().endswith(suffixes)
             for kind, suffixes in (("tar", TAR_SUFFIXES), ("parquet", PARQUET_SUFFIXES), ("folder", PICTURE_SUFFIXES))
         }
         kinds = [kind for kind, files in found.items() if files]
@@ -128,7 +131,7 @@ class PictureSource:
         names = (config.caption_extension, config.image_column, config.caption_column, config.max_pictures)
         try:
             captions = [caption for file in self.files if (caption := self._caption_file(file)) and caption.exists()]
-            return stamp_of((*self.files, *captions), reading=("pictures", 1, self._kind, *names))
+            return stamp_of((*self.files, *captions), reading=("pictures", 2, self._kind, *names))
         except OSError as error:
             raise ConfigError("data.path", str(error), "repair or remove the file") from error
 
@@ -189,13 +192,17 @@ def _no_caption(name: str, wanted: str) -> ConfigError:
 def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
     try:
         with tarfile.open(file) as archive:
-            members = (member for member in archive if member.isfile())
+            members = (member for member in archive if member.isfile() and not _is_hidden(member.name))
             for key, group in itertools.groupby(members, lambda member: _sample_key(member.name)):
                 by_ending = {member.name.removeprefix(f"{key}."): member for member in group}
-                ending = next((ending for ending in by_ending if f".{ending}".endswith(PICTURE_SUFFIXES)), None)
-                if ending is None:
+                endings = [ending for ending in by_ending if f".{ending.lower()}" in PICTURE_SUFFIXES]
+                if not endings:
                     continue
+                ending = endings[0]
                 name = f"{file}:{key}.{ending}"
+                if len(endings) > 1:
+                    problem = f"{name} is in one sample with {key}.{endings[1]}"
+                    raise ConfigError("data.path", problem, "leave one of them out, or give them different names")
                 if not extension:
                     caption = _words(pathlib.PurePath(key).name)
                 elif extension in by_ending:
@@ -203,8 +210,12 @@ def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
                 else:
                     raise _no_caption(name, f"{pathlib.PurePath(key).name}.{extension}")
                 yield Picture(name, archive.extractfile(by_ending[ending]).read(), caption)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError("data.path", f"{file} is no intact tar ({error})", "repair or remove the file") from error
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in pathlib.PurePosixPath(name).parts)
 
 
 def _sample_key(name: str) -> str:

@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import re
 import shutil
+import tarfile
 
 import numpy as np
 import PIL.Image
@@ -45,6 +47,48 @@ def test_a_folder_a_webdataset_tar_and_a_parquet_file_give_the_same_samples(data
         folder.mkdir()
         shutil.copy(tmp_path / name, folder)
         assert _pairs(dataclasses.replace(data, path=str(folder), max_pictures=2)) == expected[:2]
+
+
+def test_capitals_in_endings_are_the_same(data, tmp_path):
+    expected = _pairs(data)
+    for path in (tmp_path / "files").glob("p[0-3].png"):
+        path.rename(path.with_suffix(".PNG"))
+    assert _pairs(data) == expected
+
+
+def _tar(path, members, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return ImageDataConfig(path=str(path), cache_folder=str(path.parent / "cache"))
+
+
+def test_of_a_sample_in_a_tar_the_picture_alone_is_taken(tmp_path):
+    members = {
+        "./0.mask.png": png(8, 8, 1),
+        "./0.JPG": b"the picture",
+        "./0.txt": b"a",
+        "./._0.jpg": b"of a file manager",
+        "./.hidden/1.png": b"hidden",
+    }
+    assert _pairs(_tar(tmp_path / "x.tar", members)) == [(b"the picture", "a")]
+    two = _tar(tmp_path / "y.tar", {"0.jpg": b"a", "0.png": b"b", "0.txt": b"c"})
+    assert _message(two) == (
+        f"--data.path: {tmp_path}/y.tar:0.jpg is in one sample with 0.png; leave one of them out, or give them "
+        "different names"
+    )
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+def test_a_tar_that_was_cut_off_is_one_line(tmp_path, compression):
+    content = np.random.default_rng(0).bytes(40_000)
+    config = _tar(tmp_path / "x.tar", {"0.jpg": content, "0.txt": b"a"}, f"w:{compression}")
+    assert _pairs(config) == [(content, "a")]
+    file = tmp_path / "x.tar"
+    file.write_bytes(file.read_bytes()[:20_000])
+    assert re.match(f"--data.path: {file} (is no intact tar|cannot be read) \\(", _message(config))
 
 
 def test_names_are_captions_where_none_are_asked_for(data, tmp_path):
