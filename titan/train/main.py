@@ -55,7 +55,7 @@ def _worker(config: Config) -> int:
 
 
 def _run(config: Config) -> int:
-    """The run of one process. Where there are several, the first says what all of them would, and each what it alone knows."""
+    """The run of one process. Of several, the first says what all of them would, and each what it alone knows."""
     from titan.core.checkpoint import CheckpointError
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

@@ -10,8 +10,7 @@ from diffusers import FluxTransformer2DModel
 
 from titan.models.flux import hf
 from titan.models.flux.config import FluxConfig, flux_dev, flux_schnell
-from titan.models.flux.patches import patch_positions
-from titan.models.flux.rows_for_test import CONFIG, build
+from titan.models.flux.rows_for_test import CONFIG, build, patch_positions
 from titan.models.hf.folder import HfCheckpointError
 
 # Both sum in float32, in another order.

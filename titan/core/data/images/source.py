@@ -73,13 +73,15 @@ class PictureSource:
         """Lists the files; reads none of them.
 
         Raises:
-          ConfigError: the path does not exist or holds no file of a known kind, or kinds are mixed.
+          ConfigError: the path does not exist or holds no file of a known kind, or kinds are mixed; or a flag for
+            another kind is given.
         """
         self._config = config
         if not config.path:
             self.description = "the pictures of scikit-image and scikit-learn"
             self.files = _sample_files()
             self._kind = "samples"
+            self._check_flags()
             return
         self.description = config.path
         root = pathlib.Path(config.path).expanduser().resolve()
@@ -98,6 +100,17 @@ class PictureSource:
             raise ConfigError("data.path", problem, "give a folder of pictures, of tars or of Parquet files")
         self._kind = kinds[0]
         self.files = found[self._kind]
+        self._check_flags()
+
+    def _check_flags(self) -> None:
+        """Refuses flags that would have no effect."""
+        is_table = self._kind == "parquet"
+        without_effect = ("caption_extension",) if is_table else ("image_column", "caption_column")
+        for name in without_effect:
+            value, default = getattr(self._config, name), getattr(ImageDataConfig, name)
+            if value != default:
+                problem = f"{value!r} means nothing for {self.description}, which is {'a' if is_table else 'no'} table"
+                raise ConfigError(f"data.{name}", problem, f"leave it at {default!r}, or give another data.path")
 
     def pictures(self) -> Iterator[Picture]:
         """Reads the pictures from the first one on, without decoding them.

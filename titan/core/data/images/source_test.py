@@ -154,6 +154,19 @@ def test_bad_input_is_one_line(data, tmp_path):
     assert "has x.tar and p0.png" in _message(data)
 
 
+def test_flags_of_another_kind_of_files_are_refused(data, tmp_path):
+    for name in ("image_column", "caption_column"):
+        assert _message(dataclasses.replace(data, **{name: "x"})) == (
+            f"--data.{name}: 'x' means nothing for {tmp_path}/files, which is no table; leave it at "
+            f"{getattr(ImageDataConfig, name)!r}, or give another data.path"
+        )
+    (tmp_path / "x.parquet").touch()
+    table = dataclasses.replace(data, path=str(tmp_path / "x.parquet"), caption_extension="")
+    assert _message(table).startswith(
+        f"--data.caption_extension: '' means nothing for {tmp_path}/x.parquet, which is a"
+    )
+
+
 def test_a_picture_of_16_bits_or_with_transparency_becomes_rgb():
     grey, clear = io.BytesIO(), io.BytesIO()
     PIL.Image.fromarray(np.full((2, 2), 40000, np.uint16)).save(grey, "PNG")
