@@ -301,12 +301,6 @@ class Config:
             raise ConfigError(
                 "model.rope", "the RoPE kernel takes cosines and sines, and rope_kernel.enable is on", "leave one out"
             )
-        if self.parallelism.context_parallel > 1:
-            raise ConfigError(
-                "parallelism.context_parallel",
-                f"{family} has one vector for all tokens of a picture, which cannot be split as they are",
-                "leave it at 1",
-            )
 
     def _check_sampling(self) -> None:
         if self.sampling is None:

@@ -99,7 +99,7 @@ def _train(config: Config) -> int:
     folder = run_folder(config)
     runtime = Runtime(config)
     run = build(config, runtime)
-    share, num_shares = data_share(run.mesh, runtime.process_index, runtime.process_count)
+    share, num_shares = data_share(run.mesh, runtime.device_processes, runtime.process_index)
     data = open_data(run.config, process_index=share, process_count=num_shares)
     reports = runtime.process_index == 0
     say = functools.partial(print, flush=True) if reports else lambda _: None

@@ -48,7 +48,7 @@ def first(workplace, dumped) -> pathlib.Path:
         ),
         (
             ["--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=3"],
-            "--parallelism.data_parallel_replicate: data_parallel_replicate=3 does not divide 4 devices; give a divisor of 4",
+            "--parallelism.data_parallel_replicate: 3 does not divide 4 devices; give a divisor of 4",
         ),
         (
             ["--tpu_config.disable_passes=dead_code,speed"],
