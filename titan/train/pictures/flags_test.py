@@ -26,8 +26,8 @@ from titan.train.recipes.flux_dev import RECIPE as FLUX_DEV
         ("--fused_linear_cross_entropy.enable",
          "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
         ("--parallelism.context_parallel=2",
-         "--parallelism.context_parallel: Flux has one vector for all tokens of a picture, which cannot be split as "
-         "they are; leave it at 1"),
+         "--parallelism.context_parallel: it splits causal attention over tokens, of which a Flux has none; leave it "
+         "at 1"),
         ("--nometrics.tensorboard",
          "--metrics.tensorboard: pictures drawn with sampling.interval=100 are written there alone; leave it on, or "
          "give --sampling.interval=0"),

@@ -87,7 +87,7 @@ def _sampler(config, pictures, executable) -> Sampler:
     run = types.SimpleNamespace(
         config=config,
         mesh=MeshSpec(("dp_shard",), (4,)),
-        runtime=types.SimpleNamespace(process_index=0, process_count=1, fetch=lambda outputs: outputs),
+        runtime=types.SimpleNamespace(process_index=0, device_processes=(0,) * 4, fetch=lambda outputs: outputs),
         predict_step=types.SimpleNamespace(executable_for=lambda batch: executable),
         prediction_tensors=config.model.prediction_tensors(config.training.sequence_length),
     )

@@ -34,7 +34,8 @@ def decode(picture: Picture) -> "PIL.Image.Image":
             white = PIL.Image.new("RGBA", image.size, "white")
             return PIL.Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, PIL.Image.DecompressionBombError) as error:
-        reason = str(error).replace(repr(error), "").strip() or type(error).__name__
+        is_unknown = isinstance(error, PIL.UnidentifiedImageError)  # its text names an object in memory
+        reason = "its format is not known" if is_unknown else str(error) or type(error).__name__
         raise ConfigError(
             "data.path", f"{picture.name} is no intact picture ({reason})", "repair or remove it"
         ) from error

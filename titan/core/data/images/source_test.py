@@ -125,7 +125,9 @@ def test_bad_input_is_one_line(data, tmp_path):
     broken = dataclasses.replace(data, caption_extension="")
     (files / "p2.png").write_bytes(png(8, 8, 0)[:40])
     message = _message(broken, lambda source: [decode(picture) for picture in source.pictures()])
-    assert message.startswith(f"--data.path: {files}/p2.png is no intact picture (")
+    assert message == (
+        f"--data.path: {files}/p2.png is no intact picture (its format is not known); repair or remove it"
+    )
 
     tar = tmp_path / "x.tar"
     with webdataset.TarWriter(str(tar)) as writer:
