@@ -154,7 +154,7 @@ def _encode(
 ) -> int:
     """Encodes each count-th part that is not there yet, or is damaged; returns the number of all parts."""
     index, count = share
-    num_parts, num_encoded = 0, 0
+    num_parts, num_encoded, reported_at = 0, 0, time.monotonic()
     for part, pictures in enumerate(_batched(source.pictures())):
         num_parts += 1
         target = _part_folder(folder, part)
@@ -164,9 +164,9 @@ def _encode(
             logging.warning("%s is damaged; encoding its pictures again.", target)
         write_part(target, _encoded(pictures, config, encoders))
         num_encoded += len(pictures)
-        logging.log_every_n_seconds(
-            logging.INFO, "%d pictures encoded, up to %s", _SECONDS_BETWEEN_REPORTS, num_encoded, pictures[-1].name
-        )
+        if time.monotonic() - reported_at > _SECONDS_BETWEEN_REPORTS:
+            logging.info("%d pictures encoded, up to %s.", num_encoded, pictures[-1].name)
+            reported_at = time.monotonic()
     return num_parts
 
 

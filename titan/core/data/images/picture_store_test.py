@@ -162,6 +162,16 @@ def test_processes_that_repair_the_same_part_both_end_well(data):
     assert (encoders.num_pictures, others.num_pictures) == (2, 2)
 
 
+def test_progress_is_reported_where_encoding_takes_long(data, monkeypatch):
+    reports = []
+    monkeypatch.setattr(picture_store.logging, "info", lambda message, *values: reports.append(message % values))
+    _open(data, TellingEncoders())
+    assert len(reports) == 1 and reports[0].startswith("Encoding ")
+    monkeypatch.setattr(picture_store, "_SECONDS_BETWEEN_REPORTS", 0)
+    _open(dataclasses.replace(data, resolution=32), TellingEncoders())
+    assert [report.split(" pictures encoded, up to ")[0] for report in reports[2:]] == ["2", "4", "6"]
+
+
 def test_a_process_says_what_is_wrong_with_its_own_share(data, tmp_path):
     (tmp_path / "files/p2.png").write_bytes(png(20, 20, 7)[:40])
     with pytest.raises(LocalConfigError, match="p2.png is no intact picture"):
