@@ -10,6 +10,7 @@ from torch import Tensor
 
 from titan.parallel.collectives import gather_to_parts
 from titan.parallel.mesh_axis import MeshAxis
+from titan.parallel.trace_mark import traced_as
 
 CHUNKS_PER_DEVICE = 2
 
