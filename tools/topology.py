@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hardware", required=True, help="the slice, as v6e-2x4, tpu7x-4x4x8 or 4*tpu7x-8x8x16")
     parser.add_argument("--mesh", default="", help="axes, outermost first; default: slices, then all their devices")
-    parser.add_argument("--no_cubes", action="store_true", help="shards over 64 chips need not be cubes of 4x4x4")
+    parser.add_argument("--no_cubes", action="store_true", help="replicas of 64 chips need not be cubes of 4x4x4")
     parser.add_argument("--svg", default="", help="file for a picture of the rings")
     args = parser.parse_args(argv)
     try:

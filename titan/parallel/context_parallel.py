@@ -5,14 +5,12 @@ earlier tokens, so that one of these chunks has as much more to see than the mea
 has the same work.
 """
 
-import contextlib
-
 import torch
 from torch import Tensor
-from torch.fx import traceback as fx_traceback
 
 from titan.parallel.collectives import gather_to_parts
 from titan.parallel.mesh_axis import MeshAxis
+from titan.parallel.trace_mark import traced_as
 
 CHUNKS_PER_DEVICE = 2
 
@@ -43,15 +41,8 @@ def gather_tokens(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
       axis: along which sequences are split.
       dim: of x, along which its tokens lie.
     """
-    with _in_capture_as_gather():
+    with traced_as("token_gather"):  # results as large as the whole sequence
         by_device = gather_to_parts(x.unsqueeze(0), axis, 0)  # [device, ...]
         first, second = by_device.unflatten(dim + 1, (CHUNKS_PER_DEVICE, -1)).unbind(dim + 1)
         chunks = torch.cat((first, second.flip(0)))  # [chunk, ...]
         return chunks.movedim(0, dim).flatten(dim, dim + 1)
-
-
-def _in_capture_as_gather() -> contextlib.AbstractContextManager:
-    """Where PyTorch traces a graph, its ops are marked: their results are as large as the whole sequence."""
-    if fx_traceback.has_preserved_node_meta():
-        return fx_traceback.annotate({"token_gather": True})
-    return contextlib.nullcontext()

@@ -39,13 +39,16 @@ class AxisPlacement:
     chips: tuple[Point, ...]
 
 
-def place_axes(torus: Torus, sizes: tuple[int, ...], cubes: bool) -> tuple[AxisPlacement, ...]:
+def place_axes(
+    torus: Torus, sizes: tuple[int, ...], cubes: bool, replica: int | None = None
+) -> tuple[AxisPlacement, ...]:
     """The placements of the least modelled time.
 
     Args:
       torus: the slices.
       sizes: of the mesh axes, outermost first.
       cubes: see `topology.assign`.
+      replica: the axis that, with those further in, is one replica; None: the innermost that has several chips.
 
     Raises:
       ValueError: the mesh has another number of devices, or slices or the devices of a chip do not divide the axes.
@@ -60,18 +63,19 @@ def place_axes(torus: Torus, sizes: tuple[int, ...], cubes: bool) -> tuple[AxisP
             f"the {torus.devices_per_chip} devices of a chip divide no axis of {' x '.join(map(str, within))}"
         )
     # The devices of a chip are neighbours along the innermost axis, unless another makes more of them.
-    found = [_place(torus, sizes, slices, holder, cubes) for holder in reversed(holders)]
+    found = [_place(torus, sizes, slices, holder, cubes, replica) for holder in reversed(holders)]
     return min(found, key=lambda option: option[0])[1]
 
 
 def _place(
-    torus: Torus, sizes: tuple[int, ...], slices: Sequence[int], holder: int, cubes: bool
+    torus: Torus, sizes: tuple[int, ...], slices: Sequence[int], holder: int, cubes: bool, replica: int | None
 ) -> tuple[Fraction, tuple[AxisPlacement, ...]]:
     """The best placements, and the modelled cost of them, if the axis `holder` has all devices of a chip."""
     cores = [torus.devices_per_chip if axis == holder else 1 for axis in range(len(sizes))]
     chips = [size // count // own for size, count, own in zip(sizes, slices, cores)]
-    innermost = max((axis for axis, count in enumerate(chips) if count > 1), default=-1)
-    cube_axis = innermost if cubes and _of_cubes(torus.shape, chips[innermost]) else None
+    if replica is None:
+        replica = max((axis for axis, count in enumerate(chips) if count > 1), default=0)
+    cube_axis = replica if cubes and _of_cubes(torus.shape, math.prod(chips[replica:])) else None
 
     @functools.cache
     def best(axis: int, free: tuple[int, ...]) -> tuple[tuple[Fraction, ...], tuple[AxisPlacement, ...]]:
@@ -81,17 +85,18 @@ def _place(
         stride = tuple(size // part for size, part in zip(torus.shape, free))
         found = []
         for extent in _extents(free, chips[axis]):
-            if axis == cube_axis and extent != _CUBE:
+            left = tuple(size // part for size, part in zip(free, extent))
+            if axis == cube_axis and tuple(size // part for size, part in zip(torus.shape, left)) != _CUBE:
                 continue
             group, load = _chips(torus, extent, stride, cores[axis])
-            outer_cost, outer = best(axis - 1, tuple(size // part for size, part in zip(free, extent)))
+            outer_cost, outer = best(axis - 1, left)
             # Then shorter ways, then whole dims, along all of which at once a compiler may send.
             split = sum(1 < part < size for part, size in zip(extent, torus.shape))
             costs = (step_time(load), Fraction(load.mean_hops), Fraction(split))
             share = axis_share(sizes, axis)
             cost = tuple(share * own + others for own, others in zip(costs, outer_cost))
             found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], group))))
-        return min(found, key=lambda option: option[0])
+        return min(found, key=lambda option: option[0], default=((math.inf, math.inf, math.inf), ()))
 
     cost, placements = best(len(sizes) - 1, torus.shape)
     return cost[0], placements

@@ -14,7 +14,6 @@ program could not serve them all. `fsdp_placements` takes the first dim that the
 that has none.
 """
 
-import contextlib
 import dataclasses
 import functools
 import math
@@ -25,9 +24,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
-from torch.fx import traceback as fx_traceback
 
 from titan.parallel.mesh import MeshSpec
+from titan.parallel.trace_mark import traced_as
 from titan.parallel.weight_plan import WeightPlan, WeightPlans
 
 
@@ -105,7 +104,7 @@ class _ReadWeight(torch.autograd.Function):
         ctx.shape, ctx.stride = weight.shape, weight.stride()
         ctx.policy, ctx.plan = policy, plan
         placements = list(ctx.placements)
-        with _in_capture_as_gather():
+        with traced_as("parameter_gather"):  # it may be gathered again rather than kept
             if policy.gather_dtype is not None:
                 weight = weight.to(policy.gather_dtype)
             # One axis at a time, the inner ones first: DTensor would warn of a mesh that could be flattened.
@@ -139,13 +138,6 @@ class _ReadWeight(torch.autograd.Function):
             reduced = reduced.redistribute(placements=placements)
         reduced = reduced.to(ctx.weight_dtype)
         return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None, None
-
-
-def _in_capture_as_gather() -> contextlib.AbstractContextManager:
-    """Where PyTorch traces a graph, its ops are marked: a parameter may be gathered again rather than kept."""
-    if fx_traceback.has_preserved_node_meta():
-        return fx_traceback.annotate({"parameter_gather": True})
-    return contextlib.nullcontext()
 
 
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
@@ -241,7 +233,9 @@ def _plans_of(module_name: str, submodule: nn.Module, plans: WeightPlans) -> dic
 def _check_axes(mesh: DeviceMesh, policy: ShardingPolicy, plans: WeightPlans) -> None:
     if mesh.mesh_dim_names is None:
         raise ValueError("simple_fsdp needs a DeviceMesh with mesh_dim_names")
-    planned = {axis for plan in plans.values() for axis in plan.shards}
+    planned = {axis for plan in plans.values() for axis in (*plan.shards, *plan.partial)}
+    if missing := sorted(planned - set(mesh.mesh_dim_names)):
+        raise ValueError(f"a plan names the axis {missing[0]}; the mesh has {', '.join(mesh.mesh_dim_names)}")
     if not {*policy.data_axes, *planned} & set(mesh.mesh_dim_names):
         raise ValueError(
             f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, none of the policy's "

@@ -16,6 +16,9 @@ from titan.parallel.link_load import RingLoad, axis_loads
 from titan.parallel.placement import AxisPlacement, place_axes
 from titan.parallel.torus import DevicePosition, Torus, row_major
 
+_REPLICATE = "dp_replicate"
+"""The axis whose devices are replicas of all that is further in."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
@@ -46,14 +49,17 @@ def assign(torus: Torus, axes: Mapping[str, int], *, cubes: bool = True) -> Assi
     Args:
       torus: the slices.
       axes: size of each mesh axis by name, outermost first.
-      cubes: whether an innermost axis of 64 chips, the shards of HSDP, is to be a cube of 4x4x4 where the slice
-        consists of several. Such a cube is one ring. In slices with two dims of 8 a plane has the shorter modelled
-        time: a ring along each of its dims, and replicas that are neighbours.
+      cubes: whether 64 chips of one replica are to be a cube of 4x4x4 where the slice consists of several: all axes
+        inside `dp_replicate` together, or on a mesh without it the innermost axis. Such a cube is one ring. In slices
+        with two dims of 8 a plane has the shorter modelled time: a ring along each of its dims, and replicas that are
+        neighbours.
 
     Raises:
       ValueError: the mesh has another number of devices, or slices or the devices of a chip do not divide the axes.
     """
-    placements = place_axes(torus, tuple(axes.values()), cubes)
+    names = list(axes)
+    replica = names.index(_REPLICATE) + 1 if _REPLICATE in names[:-1] else None
+    placements = place_axes(torus, tuple(axes.values()), cubes, replica)
     order = tuple(_order(placements))
     return Assignment(
         torus,

@@ -127,6 +127,23 @@ def test_shards_of_64_chips_are_cubes(torus, sizes):
     assert assignment.loads[-1].link_load == 1
 
 
+@pytest.mark.parametrize(
+    ("torus", "sizes"),
+    [
+        (_torus("tpu7x", 8, 8, 8), (8, 32, 4)),
+        (_torus("tpu7x", 4, 4, 8), (2, 16, 8)),
+        (_torus("v5p", 8, 8, 16), (16, 4, 4, 4)),
+    ],
+)
+def test_several_axes_that_share_64_chips_have_a_cube_together(torus, sizes):
+    assignment = assign(torus, {"dp_replicate": sizes[0], **_named(sizes[1:])})
+    per_cube = torus.num_devices // sizes[0]
+    for start in range(0, torus.num_devices, per_cube):
+        chips = sorted({device.coords for device in assignment.order[start : start + per_cube]})
+        assert len(chips) == 64
+        assert [max(along) - min(along) for along in zip(*chips)] == [3, 3, 3]
+
+
 def test_the_devices_of_a_chip_are_neighbours_along_the_innermost_axis():
     for sizes in ((128,), (2, 64), (64, 2), (4, 4, 8)):
         order = assign(_torus("tpu7x", 4, 4, 4), _named(sizes)).order

@@ -181,7 +181,9 @@ def _compile(
     mesh: MeshSpec,
     seconds: dict[str, float],
 ) -> Executable:
-    batch = batch_layouts(tensors, _global(shapes, data_share(mesh, 0, runtime.process_count)[1]), mesh)
+    batch = batch_layouts(
+        tensors, _global(shapes, data_share(mesh, runtime.device_processes, runtime.device_processes[0])[1]), mesh
+    )
     if not config.tpu_config.use_graph_trainer:
         return runtime.uncaptured(make_step, batch)
     start = time.perf_counter()

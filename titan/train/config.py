@@ -160,6 +160,7 @@ class Config:
         self._check_execution()
         self._check_split()
         self._check_family()
+        self._check_sampling()
         self._check_sizes()
         self._check_experts()
         check_context_parallel(self)
@@ -300,12 +301,25 @@ class Config:
             raise ConfigError(
                 "model.rope", "the RoPE kernel takes cosines and sines, and rope_kernel.enable is on", "leave one out"
             )
-        if self.parallelism.context_parallel > 1:
+
+    def _check_sampling(self) -> None:
+        if self.sampling is None:
+            return
+        if self.sampling.interval and not self.metrics.tensorboard:
             raise ConfigError(
-                "parallelism.context_parallel",
-                f"{family} has one vector for all tokens of a picture, which cannot be split as they are",
-                "leave it at 1",
+                "metrics.tensorboard",
+                f"pictures drawn with sampling.interval={self.sampling.interval} are written there alone",
+                "leave it on, or give --sampling.interval=0",
             )
+        if not self.model.guidance_embedding:
+            for section in ("data", "sampling"):
+                value, default = getattr(self, section).guidance, type(getattr(self, section)).guidance
+                if value != default:
+                    raise ConfigError(
+                        f"{section}.guidance",
+                        f"{value} is told to no model without model.guidance_embedding",
+                        f"leave it at {default}, or see sampling.classifier_free_guidance",
+                    )
 
     def _check_sizes(self) -> None:
         tensors = self.model.batch_tensors(self.training.sequence_length)

@@ -69,7 +69,7 @@ def test_documented_flags_reach_the_tree():
          "--parallelism.data_parallel_shard: 0 is no number of devices; "
          "give at least 1, or -1 for the rest of the devices"),
         ("--parallelism.num_devices=8 --parallelism.data_parallel_replicate=3",
-         "--parallelism.data_parallel_replicate: data_parallel_replicate=3 does not divide 8 devices; "
+         "--parallelism.data_parallel_replicate: 3 does not divide 8 devices; "
          "give a divisor of 8, or another --parallelism.num_devices"),
         ("--parallelism.num_devices=8 --parallelism.data_parallel_replicate=2 --parallelism.data_parallel_shard=2",
          "--parallelism.data_parallel_shard: 2 times data_parallel_replicate=2 is 4, not 8 devices; "

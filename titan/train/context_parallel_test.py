@@ -145,7 +145,7 @@ def test_each_rank_of_the_torch_executor_has_the_part_that_xla_places_on_its_dev
         placed_by_xla = jax.device_put(whole[name], sharding(layout, mesh, devices))
         shards = {shard.device: np.asarray(shard.data) for shard in placed_by_xla.addressable_shards}
         for rank, device in enumerate(devices.devices.flat):
-            share, num_shares = data_share(mesh, rank, mesh.num_devices)
+            share, num_shares = data_share(mesh, range(mesh.num_devices), rank)
             rows = {name: np.split(array, num_shares, axis=1)[share] for name, array in whole.items()}
             np.testing.assert_array_equal(place_local(rows, layouts, mesh, rank)[name], shards[device])
 

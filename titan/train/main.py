@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from titan.core.config import serialize
 from titan.core.config.flags import one_line_errors, parse
-from titan.core.config.validate import ConfigError
+from titan.core.config.validate import ConfigError, LocalConfigError
 from titan.train.config import Config
 from titan.train.variant import Variants
 
@@ -55,7 +55,7 @@ def _worker(config: Config) -> int:
 
 
 def _run(config: Config) -> int:
-    """The run of one process. Where there are several, the first says what all of them would."""
+    """The run of one process. Of several, the first says what all of them would, and each what it alone knows."""
     from titan.core.checkpoint import CheckpointError
 
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
@@ -69,8 +69,8 @@ def _run(config: Config) -> int:
         if is_first:
             print(error, file=sys.stderr)
         return 1
-    except ConfigError:
-        if is_first:
+    except ConfigError as error:
+        if is_first or isinstance(error, LocalConfigError):
             raise
         return 2
 
@@ -99,7 +99,7 @@ def _train(config: Config) -> int:
     folder = run_folder(config)
     runtime = Runtime(config)
     run = build(config, runtime)
-    share, num_shares = data_share(run.mesh, runtime.process_index, runtime.process_count)
+    share, num_shares = data_share(run.mesh, runtime.device_processes, runtime.process_index)
     data = open_data(run.config, process_index=share, process_count=num_shares)
     reports = runtime.process_index == 0
     say = functools.partial(print, flush=True) if reports else lambda _: None

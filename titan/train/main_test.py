@@ -1,12 +1,16 @@
 """The main program as its users meet it: mistakes in one line, and what a run leaves behind."""
 
 import json
+import logging
 import pathlib
 import re
+from unittest.mock import Mock
 
 import pytest
 
 from titan.core.config.tree import leaves
+from titan.core.config.validate import ConfigError, LocalConfigError
+from titan.train import main
 from titan.train.config import Config
 from titan.train.run_for_test import Workplace, checkpoint_steps, reported_losses
 
@@ -44,7 +48,7 @@ def first(workplace, dumped) -> pathlib.Path:
         ),
         (
             ["--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=3"],
-            "--parallelism.data_parallel_replicate: data_parallel_replicate=3 does not divide 4 devices; give a divisor of 4",
+            "--parallelism.data_parallel_replicate: 3 does not divide 4 devices; give a divisor of 4",
         ),
         (
             ["--tpu_config.disable_passes=dead_code,speed"],
@@ -93,6 +97,16 @@ def test_a_mistake_found_in_files_or_devices_is_one_line_before_anything_is_comp
     assert re.match(line, ended.err[0])
     assert workplace.compiled == []
     assert not (tmp_path / "run").exists()
+
+
+def test_of_several_processes_one_says_what_all_would_and_each_what_it_alone_knows(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(logging, "disable", lambda level: None)
+    problems = [ConfigError("data.path", "is missing", "x"), LocalConfigError("data.path", "p.png is broken", "x")]
+    monkeypatch.setattr(main, "_train", Mock(side_effect=problems))
+    assert main._run(Config()) == 2
+    with pytest.raises(LocalConfigError, match="p.png is broken"):
+        main._run(Config())
 
 
 def test_every_stage_of_both_graphs_is_written(dumped):

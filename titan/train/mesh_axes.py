@@ -1,9 +1,11 @@
 """The axes of a run's mesh, and what each is for."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 
+from titan.core.config.validate import ConfigError
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.parallelism_config import ParallelismConfig
@@ -36,19 +38,31 @@ def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     return MeshSpec(tuple(_FLAGS), tuple(getattr(parallelism, flag) for flag in _FLAGS.values())).without_trivial_axes()
 
 
-def data_share(mesh: MeshSpec, process_index: int, process_count: int) -> tuple[int, int]:
+def data_share(mesh: MeshSpec, processes: Sequence[int], process_index: int) -> tuple[int, int]:
     """Which share of a batch's sequences a process reads, and how many shares there are.
 
-    Processes have neighbouring devices of the mesh; those among which no batch axis runs read the same sequences.
+    Processes whose devices have the same sequences read the same share.
 
     Args:
       mesh: of the run.
-      process_index, process_count: this process among those of the run.
+      processes: the process of each device of the mesh, in the mesh's order, which need not be that of processes.
+      process_index: this process.
+
+    Raises:
+      ConfigError: some of one process's sequences, and not all, are another's too, so that there are no equal shares.
     """
-    per_process = mesh.num_devices // process_count
-    with_same_rows = mesh.num_devices // math.prod(map(mesh.size, BATCH_AXES))
-    readers = max(with_same_rows // per_process, 1)
-    return process_index // readers, process_count // readers
+    num_with_same = mesh.num_devices // math.prod(map(mesh.size, BATCH_AXES))
+    groups: dict[int, set[int]] = {}
+    for position, process in enumerate(processes):
+        groups.setdefault(process, set()).add(position // num_with_same)
+    shares = sorted({tuple(sorted(group)) for group in groups.values()})
+    if len({len(share) for share in shares}) > 1 or sum(map(len, shares)) > len({i for share in shares for i in share}):
+        raise ConfigError(
+            "parallelism",
+            f"of the {len(groups)} processes that the mesh {mesh} lies over some share a part of their sequences",
+            "choose tensor_parallel x context_parallel to divide the devices of a process, or as a multiple of them",
+        )
+    return shares.index(tuple(sorted(groups[process_index]))), len(shares)
 
 
 def sharding_policy(parallelism: ParallelismConfig) -> ShardingPolicy:

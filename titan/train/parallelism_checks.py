@@ -1,15 +1,12 @@
-"""What each kind of parallelism asks of the rest of a configuration. Imports no torch."""
+"""What each kind of parallelism asks of the rest of a `titan.train.config.Config`, which calls these. No torch."""
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from titan.core.config.validate import ConfigError
 from titan.models.decoder_family import DecoderFamily
 
-if TYPE_CHECKING:
-    from titan.train.config import Config
 
-
-def check_context_parallel(config: "Config") -> None:
+def check_context_parallel(config: Any) -> None:
     """Raises ConfigError where sequences cannot be split over so many devices."""
     size, length = config.parallelism.context_parallel, config.training.sequence_length
     if size == 1:
@@ -36,7 +33,7 @@ def check_context_parallel(config: "Config") -> None:
         )
 
 
-def check_tensor_parallel(config: "Config") -> None:
+def check_tensor_parallel(config: Any) -> None:
     """Raises ConfigError where a model cannot be split over so many devices."""
     parallelism, size = config.parallelism, config.parallelism.tensor_parallel
     if size == 1:
@@ -70,7 +67,7 @@ def check_tensor_parallel(config: "Config") -> None:
         )
 
 
-def check_expert_parallel(config: "Config") -> None:
+def check_expert_parallel(config: Any) -> None:
     """Raises ConfigError where a model has no experts that could be spread over so many devices."""
     size = config.parallelism.expert_parallel
     if size == 1:

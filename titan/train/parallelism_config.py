@@ -42,7 +42,7 @@ class ParallelismConfig:
     )
     hsdp_cubes: bool = option(
         True,
-        "On slices of several cubes of 4x4x4 chips, shards over 64 chips are such cubes. false: whatever part of the "
+        "On slices of several cubes of 4x4x4 chips, replicas of 64 chips are such cubes. false: whatever part of the "
         "slice has the shortest modelled time, as planes of 8x8.",
     )
     use_simple_fsdp: bool = option(
@@ -121,9 +121,16 @@ class ParallelismConfig:
         }
         product = " x ".join(f"{name}={size}" for name, size in named.items()) or "data_parallel_replicate=1"
         if num_devices % others:
+            blamed = next((name for name, size in named.items() if num_devices % size), None)
+            if blamed is None:
+                raise ConfigError(
+                    "parallelism.num_devices",
+                    f"{num_devices} devices are no multiple of {product}",
+                    f"give a multiple of {others}, or smaller sizes",
+                )
             raise ConfigError(
-                f"parallelism.{next(iter(named))}",
-                f"{product} does not divide {num_devices} devices",
+                f"parallelism.{blamed}",
+                f"{named[blamed]} does not divide {num_devices} devices",
                 f"give a divisor of {num_devices}, or another --parallelism.num_devices",
             )
         if shard == REST_OF_DEVICES:

@@ -26,13 +26,13 @@ class CompileTarget(Protocol):
 
     Attributes:
       num_devices: devices of all processes together.
-      process_count: processes of the run.
+      device_processes: the process of each device of the mesh, in the mesh's order, once `prepare` was called.
       device_kind: what the run is reported to run on.
       passes: graph passes for this executor, after those for all.
     """
 
     num_devices: int
-    process_count: int
+    device_processes: Sequence[int]
     device_kind: str
     passes: Sequence[Pass]
 

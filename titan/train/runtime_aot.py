@@ -49,7 +49,6 @@ class AotRuntime(CompileTarget):
     """
 
     passes = (cross_entropy_backward,)
-    process_count = 1  # one program for all hosts
 
     def __init__(self, config: Config):
         """Loads libtpu, which describes the slice.
@@ -98,6 +97,7 @@ class AotRuntime(CompileTarget):
         if parallelism.topology_aware:
             self._devices = tuple(mesh_order(self._devices, spec, cubes=parallelism.hsdp_cubes))
         self.mesh = spec
+        self.device_processes = [0] * spec.num_devices  # one program for all hosts
         self.state_layouts = dict(layouts)
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> XlaExecutable | SplitExecutable:

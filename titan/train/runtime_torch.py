@@ -65,6 +65,7 @@ class TorchRuntime(Runtime):
         The process group is started when the first step runs.
         """
         self._spec, self._layouts, self._stacks = spec, dict(layouts), stacks
+        self.device_processes = range(self.process_count)
         # With a process group running nothing can be captured (see `fake_world`).
         self.captures_late = not spec.axis_names
 

@@ -76,6 +76,7 @@ class XlaRuntime(Runtime):
         self._spec = spec
         if self._topology_aware:
             self._devices = mesh_order(self._devices, spec, cubes=self._cubes)
+        self.device_processes = [device.process_index for device in self._devices[: spec.num_devices]]
         self._mesh: Mesh = jax_mesh(spec, self._devices)
         self._abstract = abstract_arrays(layouts, spec, self._mesh)
         self._stacks = stacks

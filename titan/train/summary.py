@@ -43,11 +43,12 @@ def summarize(
             peak_flops_per_chip=peak_flops_per_chip,
         )
         numbers |= {name: speeds[name] for name in ("tokens_per_second", "mfu")}
+    steps = (run.train_step, run.eval_step, run.predict_step)
     return {
         "name": run.config.name,
         "steps": progress.steps,
         "skipped_steps": progress.skipped_steps,
-        "recompiles": run.train_step.recompiles + run.eval_step.recompiles,
+        "recompiles": sum(step.recompiles for step in steps if step is not None),
         "stop_signal": outcome.stop_signal,
         **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
     }

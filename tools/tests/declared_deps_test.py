@@ -1,6 +1,7 @@
 """Holds that each Python file has one target, and that each import is a declared dependency of it."""
 
 import collections
+import graphlib
 import importlib.metadata
 import sys
 
@@ -70,6 +71,11 @@ def test_each_import_is_a_declared_dep():
     imports = [imported for file in files for imported in workspace.imports_of(file, (root / file).read_text())]
     missing = _undeclared(targets, files, imports)
     assert not missing, _lines(missing)
+
+
+def test_no_target_depends_on_itself():
+    _, _, targets = _root_files_targets()
+    graphlib.TopologicalSorter({target.label: target.deps for target in targets}).prepare()  # or a CycleError
 
 
 def test_an_undeclared_import_is_found(tmp_path):

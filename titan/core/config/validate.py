@@ -30,6 +30,10 @@ class ConfigError(Exception):
         return " ".join(f"{where}{self.problem}; {self.cure}".split())
 
 
+class LocalConfigError(ConfigError):
+    """A mistake that one process of several came upon and has to report, as a broken picture in its share."""
+
+
 def validate(config: Any) -> None:
     """Checks every leaf's type and limits, then each node's own `validate()`, inner nodes before outer ones.
 

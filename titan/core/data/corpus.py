@@ -104,9 +104,9 @@ class Corpus:
 
     def _documents_of(self, file: pathlib.Path) -> Iterator[str]:
         try:
-            if file.suffix in JSONL_SUFFIXES:
+            if file.suffix.lower() in JSONL_SUFFIXES:
                 yield from _jsonl_documents(file, self._config.text_field)
-            elif file.suffix in PARQUET_SUFFIXES:
+            elif file.suffix.lower() in PARQUET_SUFFIXES:
                 yield from _parquet_documents(file, self._config.text_field)
             elif self._is_single_file:
                 yield from _split_text(file)

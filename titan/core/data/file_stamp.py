@@ -61,10 +61,13 @@ def stamp_of(files: Iterable[pathlib.Path], *, reading: Any) -> FileStamp:
 def files_below(
     root: pathlib.Path, suffixes: tuple[str, ...], skipped_folders: frozenset[str] = frozenset()
 ) -> tuple[pathlib.Path, ...]:
-    """All files below a folder with one of the suffixes, sorted by path; hidden files and folders are left out."""
+    """All files below a folder with one of the suffixes (in small letters; the files' may be in capitals), by path.
+
+    Hidden files and folders are left out.
+    """
     found = []
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = [name for name in subfolders if name not in skipped_folders and not name.startswith(".")]
-        paths = (pathlib.Path(folder, name) for name in names if name.endswith(suffixes) and not name.startswith("."))
-        found.extend(path for path in paths if path.is_file())
+        wanted = (name for name in names if name.lower().endswith(suffixes) and not name.startswith("."))
+        found.extend(path for path in (pathlib.Path(folder, name) for name in wanted) if path.is_file())
     return tuple(sorted(found, key=lambda path: path.relative_to(root).parts))

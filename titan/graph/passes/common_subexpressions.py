@@ -5,7 +5,7 @@ from collections.abc import Hashable
 import torch
 import torch.fx
 
-from titan.graph.dialect import argument_key, draws_random_numbers, graphs_of
+from titan.graph.dialect import argument_key, draws_random_numbers, graphs_of, group_argument, op_name
 from titan.graph.step_graph import StepGraph
 
 
@@ -35,4 +35,5 @@ def merge_equal(fx_graph: torch.fx.Graph) -> None:
 def _may_merge(node: torch.fx.Node) -> bool:
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return False
-    return getattr(node.target, "namespace", "") != "_c10d_functional" and not draws_random_numbers(node)
+    is_collective = group_argument(node) is not None and not op_name(node.target).startswith("titan.axis_index")
+    return not is_collective and not draws_random_numbers(node)

@@ -35,7 +35,8 @@ def reference_linear_cross_entropy(
     if shard is None:
         losses_M = F.cross_entropy(logits_MV, labels_M, ignore_index=ignore_index, reduction="none")
     else:
-        is_label_MV = (labels_M - shard.start).unsqueeze(1) == torch.arange(logits_MV.shape[1])
+        index_V = torch.arange(logits_MV.shape[1], device=logits_MV.device)
+        is_label_MV = (labels_M - shard.start).unsqueeze(1) == index_V
         label_logit_M = torch.where(is_label_MV, logits_MV, 0.0).sum(1)
         logsumexp_M, label_logit_M = shard.combine(logsumexp_M, label_logit_M)
         losses_M = (logsumexp_M - label_logit_M) * (labels_M != ignore_index)

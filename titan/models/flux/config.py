@@ -225,7 +225,3 @@ def _published(*, text_length: int, guidance_embedding: bool) -> FluxConfig:
         guidance_embedding=guidance_embedding,
         text_length=text_length,
     )
-
-
-FLUX_SIZES = {"debug": flux_debug, "dev": flux_dev, "schnell": flux_schnell}
-"""The named sizes, each a function that returns its configuration."""

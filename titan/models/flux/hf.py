@@ -28,6 +28,8 @@ _KEYS = {
     "pooled_dim": "pooled_projection_dim",
     "guidance_embedding": "guidance_embeds",
 }
+# Keys that Diffusers takes for these where config.json, like that of the published FLUX.1-dev, has them not.
+_DEFAULTS = {"axes_dims_rope": (16, 56, 56), "guidance_embeds": False}
 _HEADS = ("attn.to_q", "attn.to_k", "attn.to_v")
 # Names of modules, of a block's within the block; with several, their tensors lie one below the other.
 _MODULES = {
@@ -121,6 +123,7 @@ def config_from_hf(folder: str) -> FluxConfig:
         outputs than inputs).
     """
     path, config = read_config(folder, "FLUX.1 transformer", _FIXED)
+    config = {**_DEFAULTS, **config}
     try:
         head_dim, in_channels = config["attention_head_dim"], config["in_channels"]
         if config.get("out_channels") not in (None, in_channels):

@@ -1,6 +1,7 @@
 """FLUX.1 against Diffusers: the same function of the same weights, which pass through folders in both directions."""
 
 import dataclasses
+import inspect
 import json
 
 import pytest
@@ -9,8 +10,7 @@ from diffusers import FluxTransformer2DModel
 
 from titan.models.flux import hf
 from titan.models.flux.config import FluxConfig, flux_dev, flux_schnell
-from titan.models.flux.patches import patch_positions
-from titan.models.flux.rows_for_test import CONFIG, build
+from titan.models.flux.rows_for_test import CONFIG, build, patch_positions
 from titan.models.hf.folder import HfCheckpointError
 
 # Both sum in float32, in another order.
@@ -118,6 +118,17 @@ def test_published_sizes_have_the_parameters_of_diffusers(size, parameters):
     parts = hf.parts_of(config)
     shapes = {n: p.shape for fqn, meta in ours.named_parameters() for n, p in parts(fqn, meta).items()}
     assert shapes == {name: parameter.shape for name, parameter in theirs.named_parameters()}
+
+
+@pytest.mark.parametrize("size", [flux_dev, flux_schnell])
+def test_keys_that_the_first_releases_lack_are_as_in_diffusers(tmp_path, size):
+    config = size()
+    left_out = {"axes_dims_rope", "out_channels"} | (set() if config.guidance_embedding else {"guidance_embeds"})
+    content = {key: value for key, value in hf.to_hf_config(config).items() if key not in left_out}
+    (tmp_path / "config.json").write_text(json.dumps({**content, "_diffusers_version": "0.30.0.dev0"}))
+    assert hf.config_from_hf(str(tmp_path)).weight_fields() == config.weight_fields()
+    defaults = {name: p.default for name, p in inspect.signature(FluxTransformer2DModel.__init__).parameters.items()}
+    assert (defaults["axes_dims_rope"], defaults["guidance_embeds"]) == (config.rope_dims, False)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 Shapes: B batch, c latent channels, R rows and S columns of patches, C = 4 c elements of a token.
 """
 
-import torch
 from torch import Tensor
 
 PATCH = 2
@@ -27,11 +26,3 @@ def unpatchify(tokens_BIC: Tensor, *, rows: int, columns: int) -> Tensor:
     """[B, R S, C] to [B, c, 2 R, 2 S], the inverse of `patchify`."""
     patches = tokens_BIC.unflatten(2, (-1, PATCH, PATCH)).unflatten(1, (rows, columns))  # [B, R, S, c, 2, 2]
     return patches.permute(0, 3, 1, 4, 2, 5).flatten(4).flatten(2, 3)
-
-
-def patch_positions(*, rows: int, columns: int) -> Tensor:
-    """Positions (0, row, column) of the patches of a picture, int32 [R S, 3]."""
-    row_RS, column_RS = torch.meshgrid(
-        torch.arange(rows, dtype=torch.int32), torch.arange(columns, dtype=torch.int32), indexing="ij"
-    )
-    return torch.stack((torch.zeros_like(row_RS), row_RS, column_RS), dim=-1).flatten(0, 1)

@@ -3,7 +3,6 @@
 import torch
 
 from titan.models.flux.config import FluxConfig
-from titan.models.flux.patches import patch_positions
 
 CONFIG = FluxConfig(
     dim=64,
@@ -66,3 +65,11 @@ def packed(
             parts.append(torch.full((1, padding, *parts[0].shape[2:]), fill, dtype=parts[0].dtype))
         batch[name] = torch.cat(parts, dim=1)
     return batch
+
+
+def patch_positions(*, rows: int, columns: int) -> torch.Tensor:
+    """Positions (0, row, column) of the patches of a picture, int32 [R S, 3]."""
+    row_RS, column_RS = torch.meshgrid(
+        torch.arange(rows, dtype=torch.int32), torch.arange(columns, dtype=torch.int32), indexing="ij"
+    )
+    return torch.stack((torch.zeros_like(row_RS), row_RS, column_RS), dim=-1).flatten(0, 1)

@@ -6,8 +6,10 @@ import pytest
 
 from titan.core.config.flags import one_line_errors, parse
 from titan.core.config.validate import ConfigError
+from titan.models.flux.config import flux_schnell
 from titan.train.config import Config
 from titan.train.recipes.flux_debug import RECIPE
+from titan.train.recipes.flux_dev import RECIPE as FLUX_DEV
 
 
 @pytest.mark.parametrize(
@@ -24,8 +26,17 @@ from titan.train.recipes.flux_debug import RECIPE
         ("--fused_linear_cross_entropy.enable",
          "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
         ("--parallelism.context_parallel=2",
-         "--parallelism.context_parallel: Flux has one vector for all tokens of a picture, which cannot be split as "
-         "they are; leave it at 1"),
+         "--parallelism.context_parallel: it splits causal attention over tokens, of which a Flux has none; leave it "
+         "at 1"),
+        ("--nometrics.tensorboard",
+         "--metrics.tensorboard: pictures drawn with sampling.interval=100 are written there alone; leave it on, or "
+         "give --sampling.interval=0"),
+        ("--data.guidance=3.5",
+         "--data.guidance: 3.5 is told to no model without model.guidance_embedding; leave it at 1.0, or see "
+         "sampling.classifier_free_guidance"),
+        ("--sampling.guidance=1",
+         "--sampling.guidance: 1.0 is told to no model without model.guidance_embedding; leave it at 3.5, or see "
+         "sampling.classifier_free_guidance"),
         ("--data.path=/missing", "--data.path: there is no file or folder '/missing'; correct the path"),
         ("--data.encoders=/missing", "--data.encoders: there is no file or folder '/missing'; correct the path"),
         ("--data.caption_extension=.txt",
@@ -40,6 +51,16 @@ def test_mistakes_are_one_line(capsys, arguments, message):
         parse(["flux_debug", *arguments.split()], RECIPE)
     assert exit_.value.code == 2
     assert capsys.readouterr().err == message + "\n"
+
+
+def test_what_is_refused_for_want_of_an_effect_is_taken_where_it_has_one():
+    flags = "--nometrics.tensorboard --sampling.interval=0 --model.guidance_embedding --data.guidance=3.5"
+    assert parse(["flux_debug", *flags.split()], RECIPE).data.guidance == 3.5
+
+
+def test_schnell_is_a_few_flags_from_dev():
+    flags = "--nomodel.guidance_embedding --model.text_length=256 --training.sequence_length=4352"
+    assert parse(["flux_dev", *flags.split()], FLUX_DEV).model == flux_schnell()
 
 
 @pytest.mark.parametrize("section", ["data", "tokenizer", "sampling"])

@@ -38,7 +38,10 @@ def open_pictures(config: Config, *, process_index: int, process_count: int) -> 
       ConfigError: pictures or encoders cannot be read, or do not suit the model.
     """
     data, model = config.data, config.model
-    encoders = ReleaseEncoders(data.encoders, model) if data.encoders else TrialEncoders(model)
+    if data.encoders:
+        encoders = ReleaseEncoders(data.encoders, model, cache_folder=data.cache_folder)
+    else:
+        encoders = TrialEncoders(model)
     store = open_picture_store(
         PictureSource(data), data, encoders, process_index=process_index, process_count=process_count
     )

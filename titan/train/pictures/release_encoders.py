@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -10,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from titan.core.config.validate import ConfigError
+from titan.core.data.file_stamp import stamp_of
 from titan.core.data.images.encoders import EncodedCaption, Encoders
 from titan.models.flux.autoencoder import hf
 from titan.models.flux.config import FluxConfig
@@ -25,7 +28,6 @@ _TEXT_ENCODERS = {
     "text_encoder": ("clip_text_model", "CLIP text model", "hidden_size", "pooled_dim"),
     "text_encoder_2": ("t5", "T5", "d_model", "text_dim"),
 }
-_HASHED_BYTES = 2**20
 
 
 class ReleaseEncoders(Encoders):
@@ -34,12 +36,13 @@ class ReleaseEncoders(Encoders):
     Padding tokens are neither attended by T5 nor among what it gives; Diffusers' pipeline attends them.
     """
 
-    def __init__(self, folder: str, model: FluxConfig):
-        """Checks the folder against the model; loads no weights.
+    def __init__(self, folder: str, model: FluxConfig, *, cache_folder: str):
+        """Checks the folder against the model; loads no weights, but reads them the first time, for the fingerprint.
 
         Args:
           folder: holds vae, text_encoder, text_encoder_2, tokenizer, tokenizer_2.
           model: what reads the embeddings.
+          cache_folder: remembers what the files contain.
 
         Raises:
           ConfigError: a part is missing or of another kind, or its width is not the model's.
@@ -71,7 +74,7 @@ class ReleaseEncoders(Encoders):
                 f"model.in_channels={model.in_channels} / 4 for 8x8"
             )
             raise ConfigError(_FLAG, problem, _CURE)
-        self.fingerprint = _fingerprint(self._folder, (model.text_length,))
+        self.fingerprint = _fingerprint(self._folder, model.text_length, cache_folder)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     def encode_picture(self, pixels: np.ndarray) -> np.ndarray:
@@ -124,25 +127,38 @@ class ReleaseEncoders(Encoders):
         return self._load(AutoTokenizer, "tokenizer"), self._load_model(CLIPTextModel, "text_encoder")
 
     def _load_model(self, model_class: Any, name: str) -> Any:
-        return self._load(model_class, name, dtype="auto").to(self._device).eval()
+        model, loaded = self._load(model_class, name, dtype="auto", output_loading_info=True)
+        # What a file lacks transformers fills with random weights.
+        for kind in ("missing", "mismatched", "unexpected"):
+            for key in sorted(map(str, loaded.get(f"{kind}_keys", ()))):
+                problem = f"{self._folder / name} has not the weights of its model: {key} is {kind}"
+                raise ConfigError(_FLAG, problem, _CURE)
+        return model.to(self._device).eval()
 
     def _load(self, loaded_class: Any, name: str, **arguments: Any) -> Any:
         path = self._folder / name
         try:
             return loaded_class.from_pretrained(os.fspath(path), local_files_only=True, **arguments)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigError(_FLAG, f"{path} cannot be loaded ({error})", _CURE) from error
 
 
-def _fingerprint(folder: pathlib.Path, settings: tuple[int, ...]) -> str:
-    """Of names and sizes of all files used, and of how each begins and ends: weights are too large to be read."""
-    digest = hashlib.blake2b(repr(("release", 1, settings)).encode(), digest_size=16)
-    for part in ("vae", *_TEXT_ENCODERS, "tokenizer", "tokenizer_2"):
-        for path in sorted((folder / part).rglob("*")):
-            if path.is_file():
-                digest.update(repr((os.fspath(path.relative_to(folder)), path.stat().st_size)).encode())
+def _fingerprint(folder: pathlib.Path, text_length: int, cache_folder: str) -> str:
+    """Of names and content of all files used, and of what computes with them."""
+    parts = ("vae", *_TEXT_ENCODERS, "tokenizer", "tokenizer_2")
+    try:
+        files = [path for part in parts for path in sorted((folder / part).rglob("*")) if path.is_file()]
+
+        def read() -> str:
+            digest = hashlib.blake2b(digest_size=16)
+            for path in files:
                 with path.open("rb") as file:
-                    digest.update(file.read(_HASHED_BYTES))
-                    file.seek(max(0, path.stat().st_size - _HASHED_BYTES))
-                    digest.update(file.read())
-    return digest.hexdigest()
+                    content = hashlib.file_digest(file, hashlib.blake2b).hexdigest()
+                digest.update(repr((os.fspath(path.relative_to(folder)), content)).encode())
+            return digest.hexdigest()
+
+        content = stamp_of(files, reading=("encoders", 1)).remembered(cache_folder, read)
+    except OSError as error:
+        raise ConfigError(_FLAG, f"{folder} cannot be read ({error})", _CURE) from error
+    version = importlib.metadata.version("transformers")
+    return hashlib.blake2b(repr(("release", 2, content, version, text_length)).encode(), digest_size=16).hexdigest()

@@ -1,17 +1,21 @@
 """The encoders of a release, against Diffusers and transformers on a small release with random weights."""
 
 import dataclasses
+import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPTextConfig, CLIPTextModel, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from titan.core.config.validate import ConfigError
+from titan.core.data import file_stamp
 from titan.models.flux.config import FluxConfig
 from titan.train.pictures.release_encoders import ReleaseEncoders
 
@@ -56,9 +60,18 @@ def release(tmp_path_factory):
     return folder, t5.eval(), clip.eval(), vae.eval()
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def _encoders(folder, model=MODEL):
+    return ReleaseEncoders(str(folder), model, cache_folder="cache")
+
+
 def test_captions_are_those_of_transformers_without_padding(release):
     folder, t5, clip, _ = release
-    short, long = ReleaseEncoders(str(folder), MODEL).encode_captions(["a red house", "blue house " * 9])
+    short, long = _encoders(folder).encode_captions(["a red house", "blue house " * 9])
     with torch.no_grad():
         expected = t5(torch.tensor([[3, 4, 6, 1, 0, 0]]), attention_mask=torch.tensor([[1, 1, 1, 1, 0, 0]]))[0][0, :4]
         pooled = clip(torch.tensor([[2, 3, 4, 6, 1]])).pooler_output[0]
@@ -76,7 +89,7 @@ def test_pictures_are_those_of_diffusers(release):
 
     folder, _, _, vae = release
     pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
-    encoders = ReleaseEncoders(str(folder), MODEL)
+    encoders = _encoders(folder)
     tokens = encoders.encode_picture(pixels)
     with torch.no_grad():
         signal = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 127.5 - 1
@@ -93,7 +106,7 @@ def test_a_wrong_folder_is_one_line(release, tmp_path):
 
     def message(path, model=MODEL):
         with pytest.raises(ConfigError) as error:
-            ReleaseEncoders(str(path), model)
+            _encoders(path, model)
         return str(error.value)
 
     cure = "give the folder of a FLUX.1 release in Diffusers' layout"
@@ -113,13 +126,51 @@ def test_a_wrong_folder_is_one_line(release, tmp_path):
     assert message(copy).startswith("--data.encoders: ")
 
 
-def test_the_fingerprint_follows_the_weights(release, tmp_path):
-    folder, t5, *_ = release
+@pytest.mark.parametrize("name", ["text_encoder", "text_encoder_2"])
+@pytest.mark.parametrize("kind", ["missing", "unexpected", "mismatched", "cut off"])
+def test_weights_that_are_not_the_text_encoders_are_refused(release, tmp_path, name, kind):
+    folder, *_ = release
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
-    first = ReleaseEncoders(str(folder), MODEL).fingerprint
-    assert ReleaseEncoders(str(copy), MODEL).fingerprint == first
-    with torch.no_grad():
-        changed = {name: value + 1e-3 for name, value in t5.state_dict().items()}
-    T5EncoderModel(t5.config).save_pretrained(copy / "text_encoder_2", state_dict=changed)
-    assert ReleaseEncoders(str(copy), MODEL).fingerprint != first
+    file = copy / name / "model.safetensors"
+    weights = load_file(file)
+    key = next(key for key in weights if key.endswith(".weight"))
+    if kind == "missing":
+        del weights[key]
+    elif kind == "unexpected":
+        weights["other.weight"] = torch.ones(2)
+    else:
+        weights[key] = torch.ones(3, 5, 7)
+    save_file(weights, file, metadata={"format": "pt"})
+    if kind == "cut off":
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ConfigError) as error:
+        _encoders(copy).encode_captions(["a"])
+    said = (
+        f"has not the weights of its model: .*weight is {kind}; give the"
+        if kind in ("missing", "unexpected")
+        else "cannot"
+    )
+    assert re.fullmatch(f"--data.encoders: {copy / name} {said}.*", str(error.value))
+
+
+def test_the_fingerprint_follows_the_weights(release, tmp_path):
+    folder, *_ = release
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    first = _encoders(folder).fingerprint
+    assert _encoders(copy).fingerprint == first
+    assert _encoders(copy, dataclasses.replace(MODEL, text_length=5)).fingerprint != first
+    file = copy / "text_encoder_2/model.safetensors"
+    changed = bytearray(file.read_bytes())
+    changed[len(changed) // 2] ^= 1
+    file.write_bytes(changed)
+    assert _encoders(copy).fingerprint != first
+
+
+def test_weights_are_read_once_for_the_fingerprint(release, monkeypatch):
+    folder, *_ = release
+    monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 0)
+    first = _encoders(folder).fingerprint
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert _encoders(folder).fingerprint == first

@@ -38,7 +38,7 @@ class Sampler:
         guides = self._config.classifier_free_guidance != 1.0
         captions = [self._store[number].caption for number in self._numbers]
         self._captions = [*captions, *[self._store.empty_caption] * (len(captions) if guides else 0)]
-        self._share = data_share(run.mesh, run.runtime.process_index, run.runtime.process_count)
+        self._share = data_share(run.mesh, run.runtime.device_processes, run.runtime.process_index)
         parallelism = run.config.parallelism
         # Every device has the same number of rows; those beyond the captions are padding.
         self._num_rows = math.ceil(len(self._captions) / parallelism.num_batch_shares) * parallelism.num_batch_shares

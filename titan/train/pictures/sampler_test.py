@@ -82,20 +82,57 @@ class _Knowing:
         return {}, {"prediction": prediction}
 
 
-@pytest.mark.parametrize("guided", [1.0, 3.0])
-def test_a_model_that_knows_the_pictures_draws_them(tmp_path, pictures, guided):
-    config = _config(tmp_path, classifier_free_guidance=guided)
+def _sampler(config, pictures, executable) -> Sampler:
     config = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, num_devices=4).resolve(4))
-    executable = _Knowing(pictures.store)
     run = types.SimpleNamespace(
         config=config,
         mesh=MeshSpec(("dp_shard",), (4,)),
-        runtime=types.SimpleNamespace(process_index=0, process_count=1, fetch=lambda outputs: outputs),
+        runtime=types.SimpleNamespace(process_index=0, device_processes=(0,) * 4, fetch=lambda outputs: outputs),
         predict_step=types.SimpleNamespace(executable_for=lambda batch: executable),
         prediction_tensors=config.model.prediction_tensors(config.training.sequence_length),
     )
-    sampler = Sampler(run, pictures)
-    sheet = sampler.sample({f"{PARAMS}w": 0, "step": 0})
+    return Sampler(run, pictures)
+
+
+class _Level(_Knowing):
+    """An executable whose velocity is the same everywhere: one for the empty caption, another for all others."""
+
+    of_captions, of_empty = 2.0, -0.5
+
+    def __call__(self, state, batch):
+        pooled = batch["pooled"][0, :, 0]
+        is_empty = (pooled == self._store.empty_caption.pooled).all(1)
+        velocities = np.where(is_empty, self.of_empty, self.of_captions).astype(np.float32)
+        return {}, {"prediction": np.broadcast_to(velocities[:, None, None], batch["noised"][0].shape)}
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_guidance_leads_away_from_the_empty_caption(tmp_path, pictures, scale):
+    drawn = []
+
+    def decode_picture(tokens, *, rows, columns):
+        drawn.append(tokens)
+        return np.zeros((16 * rows, 16 * columns, 3), np.uint8)
+
+    encoders = types.SimpleNamespace(decode_picture=decode_picture)
+    config = _config(tmp_path, classifier_free_guidance=scale, seed=5)
+    sampler = _sampler(config, dataclasses.replace(pictures, encoders=encoders), _Level(pictures.store))
+    sampler.sample({f"{PARAMS}w": 0})
+    # From time 1 to 0 the sample moves by -1 times the velocity, -0.5 + scale (2 - -0.5).
+    velocity = {1.0: 2.0, 3.0: 7.0}[scale]
+    image_length = config.model.image_length(config.training.sequence_length)
+    noise = np.random.RandomState(5).standard_normal((3, image_length, MODEL.in_channels))
+    assert len(drawn) == 3
+    for tokens, begin in zip(drawn, noise):
+        # float32: sums of four steps of values below 16
+        np.testing.assert_allclose(tokens, begin[: len(tokens)] - velocity, atol=1e-5)
+
+
+@pytest.mark.parametrize("guided", [1.0, 3.0])
+def test_a_model_that_knows_the_pictures_draws_them(tmp_path, pictures, guided):
+    config = _config(tmp_path, classifier_free_guidance=guided)
+    executable = _Knowing(pictures.store)
+    sheet = _sampler(config, pictures, executable).sample({f"{PARAMS}w": 0, "step": 0})
     assert executable.calls == 4
     numbers = [*pictures.validation.pictures.numbers, *pictures.train.pictures.numbers][:3]
     expected = []

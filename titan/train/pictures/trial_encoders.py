@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from titan.core.config.validate import ConfigError
 from titan.core.data.images.encoders import EncodedCaption, Encoders
 from titan.models.flux.config import FluxConfig
 from titan.models.flux.patches import patchify, unpatchify
 
 _BLOCK = 8
 _PATCH_CHANNELS = 4
+_MOST_CHANNELS = 3 * _BLOCK * _BLOCK
 # As ByT5 (Xue et al., 2022, arXiv:2105.13626) numbers bytes.
 _PAD, _END, _FIRST_BYTE = 0, 1, 3
 _VOCABULARY = _FIRST_BYTE + 256
@@ -32,8 +34,18 @@ class TrialEncoders(Encoders):
 
     def __init__(self, model: FluxConfig):
         """Args:
-        model: what reads the embeddings.
+          model: what reads the embeddings.
+
+        Raises:
+          ConfigError: there are not so many latent channels.
         """
+        if model.in_channels % _PATCH_CHANNELS or model.in_channels > _PATCH_CHANNELS * _MOST_CHANNELS:
+            raise ConfigError(
+                "model.in_channels",
+                f"{model.in_channels} is no multiple of {_PATCH_CHANNELS} up to {_PATCH_CHANNELS * _MOST_CHANNELS}, as "
+                "the stand-in for an autoencoder gives",
+                "give one, or --data.encoders",
+            )
         versions = [importlib.metadata.version(package) for package in ("torch", "transformers")]
         widths = (model.in_channels, model.text_dim, model.pooled_dim, model.text_length)
         self.fingerprint = hashlib.blake2b(repr(("trial", 1, versions, widths)).encode(), digest_size=16).hexdigest()

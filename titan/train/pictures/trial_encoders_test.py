@@ -3,7 +3,9 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
+from titan.core.config.validate import ConfigError
 from titan.models.flux.config import flux_debug
 from titan.train.pictures.trial_encoders import TrialEncoders
 
@@ -46,3 +48,11 @@ def test_captions_have_the_models_widths_and_are_told_apart():
 def test_fingerprints_differ_where_embeddings_do():
     assert TrialEncoders(MODEL).fingerprint == TrialEncoders(dataclasses.replace(MODEL, dim=64)).fingerprint
     assert TrialEncoders(MODEL).fingerprint != TrialEncoders(dataclasses.replace(MODEL, text_length=9)).fingerprint
+
+
+def test_no_more_channels_than_there_are():
+    tokens = TrialEncoders(dataclasses.replace(MODEL, in_channels=768)).encode_picture(np.zeros((16, 16, 3), np.uint8))
+    assert tokens.shape == (1, 768)
+    for in_channels in (66, 772):
+        with pytest.raises(ConfigError, match=f"--model.in_channels: {in_channels} is no multiple of 4 up to 768"):
+            TrialEncoders(dataclasses.replace(MODEL, in_channels=in_channels))

@@ -1,4 +1,4 @@
-"""FLUX.1 of 2.1M parameters on the pictures that scikit-image and scikit-learn ship: a trial run on any machine.
+"""FLUX.1 of 2.3M parameters on the pictures that scikit-image and scikit-learn ship: a trial run on any machine.
 
 Two pictures of about 128x128 pixels in a row; autoencoder and text encoders are stand-ins that need no files.
 """

@@ -54,11 +54,15 @@ class VocabularyCrossEntropy(nn.Module):
         """
         logits_MV = head(hidden_BTE).float().flatten(0, 1)
         labels_M = labels_BT.flatten()
-        entry_V = first_entry(self.axis, logits_MV.shape[1]) + torch.arange(logits_MV.shape[1], dtype=torch.int32)
+        index_V = torch.arange(logits_MV.shape[1], dtype=torch.int32, device=logits_MV.device)
+        entry_V = first_entry(self.axis, logits_MV.shape[1]) + index_V
         # A comparison rather than a gather: its gradient is no scatter into the logits.
         label_logit_M = torch.where(labels_M.unsqueeze(1) == entry_V, logits_MV, 0.0).sum(1)
         logsumexp_M, label_logit_M = combined_statistics(torch.logsumexp(logits_MV, 1), label_logit_M, self.axis)
-        return torch.where(labels_M != self.config.ignore_index, logsumexp_M - label_logit_M, 0.0).sum()
+        # What is no entry makes the loss NaN, and the step is skipped: the split loss finds no index out of range.
+        is_entry_M = (labels_M >= 0) & (labels_M < logits_MV.shape[1] * self.axis.size)
+        losses_M = torch.where(is_entry_M, logsumexp_M - label_logit_M, float("nan"))
+        return torch.where(labels_M != self.config.ignore_index, losses_M, 0.0).sum()
 
 
 def vocabulary_cross_entropy_rules(config: Config) -> tuple[Rule, ...]:

@@ -15,27 +15,42 @@ if TYPE_CHECKING:
 
 
 def decode(picture: Picture) -> "PIL.Image.Image":
-    """The pixels as RGB; what is transparent is white.
+    """The pixels as RGB, upright as the file's EXIF orientation has them; what is transparent is white.
 
     Raises:
-      ConfigError: the file is no picture, or is damaged.
+      ConfigError: the file is no picture, or is damaged, or its pixels are no whole numbers of up to 16 bits.
     """
     import PIL.Image
+    import PIL.ImageOps
 
     try:
         with PIL.Image.open(io.BytesIO(picture.content)) as image:
             image.load()
-            if image.mode.startswith("I"):  # 16 or 32 bits of grey, which conversion to RGB would cut off at 255
-                image = PIL.Image.fromarray((np.asarray(image) / 257).clip(0, 255).astype(np.uint8))
+            image = PIL.ImageOps.exif_transpose(image)
+            if image.mode == "F" or image.mode.startswith("I"):
+                image = PIL.Image.fromarray(_grey_of_16_bits(np.asarray(image)))
             if not image.has_transparency_data:
                 return image.convert("RGB")
             white = PIL.Image.new("RGBA", image.size, "white")
             return PIL.Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
     except (OSError, ValueError, SyntaxError, EOFError, PIL.Image.DecompressionBombError) as error:
-        reason = str(error).replace(repr(error), "").strip() or type(error).__name__
+        is_unknown = isinstance(error, PIL.UnidentifiedImageError)  # its text names an object in memory
+        reason = "its format is not known" if is_unknown else str(error) or type(error).__name__
         raise ConfigError(
             "data.path", f"{picture.name} is no intact picture ({reason})", "repair or remove it"
         ) from error
+
+
+def _grey_of_16_bits(pixels: np.ndarray) -> np.ndarray:
+    """The 8 high bits of grey of 16 bits, which Pillow would cut off at 255. ValueError where it is something else.
+
+    Pillow has such a PNG or TIFF as uint16 or int32; other numbers come without the value that is white.
+    """
+    if pixels.dtype.kind not in "iu":
+        raise ValueError("its pixels are floating-point numbers, whose range is not known")
+    if pixels.min() < 0 or pixels.max() > 0xFFFF:
+        raise ValueError("its pixels have more than 16 bits, of which the range is not known")
+    return (pixels >> 8).astype(np.uint8)
 
 
 def trained_size(width: int, height: int, *, resolution: int, max_aspect_ratio: float) -> tuple[int, int]:

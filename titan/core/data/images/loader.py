@@ -49,7 +49,8 @@ class PictureLoader(RowLoader):
           ConfigError: the split has no picture.
         """
         is_training = split == "train"
-        is_held_out = held_out(store.hashes, data.validation_fraction)
+        # A picture with several captions is several pictures of the store, all of one split.
+        is_held_out = held_out(store.content_hashes, data.validation_fraction)
         numbers = np.flatnonzero(~is_held_out if is_training else is_held_out)
         if not len(numbers):
             raise ConfigError(

@@ -34,6 +34,23 @@ def test_each_picture_is_on_one_side(split):
     assert len(validation.pictures.numbers) >= 1
 
 
+def test_the_same_picture_with_other_captions_is_on_the_same_side(data, tmp_path):
+    for number in range(6):
+        content = (tmp_path / f"files/p{number}.png").read_bytes()
+        for copy in range(4):
+            (tmp_path / f"files/p{number}-{copy}.png").write_bytes(content)
+            (tmp_path / f"files/p{number}-{copy}.txt").write_text(f"caption {copy}")
+    data = dataclasses.replace(data, validation_fraction=0.4)
+    store = open_picture_store(PictureSource(data), data, TellingEncoders())
+    sides = [
+        {tuple(store[number].latents[0]) for number in PictureLoader(data, store, shapes(), split=split, batch_size=2)
+         .pictures.numbers}
+        for split in ("train", "validation")
+    ]  # fmt: skip
+    assert sides[0] and sides[1] and not sides[0] & sides[1]
+    assert len(sides[0] | sides[1]) == 6
+
+
 def test_a_resumed_loader_goes_on_with_the_same_noise(split):
     loader = split()
     for _ in range(4):

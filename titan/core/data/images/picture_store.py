@@ -1,45 +1,31 @@
-"""Encoded pictures and captions on disk: encoded once, in parts that a stopped run goes on from, then mapped."""
+"""Encoded pictures and captions on disk: encoded once, in parts that a stopped run goes on from, then read from it."""
 
-import dataclasses
 import hashlib
 import itertools
 import json
 import pathlib
 import shutil
-import tempfile
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import logging
 
-from titan.core.config.validate import ConfigError
+from titan.core.config.validate import ConfigError, LocalConfigError
 from titan.core.data.atomic import write_atomically
 from titan.core.data.corpus import corpus_fingerprint
 from titan.core.data.images.config import PATCH_PIXELS, ImageDataConfig
 from titan.core.data.images.encoders import EncodedCaption, Encoders
 from titan.core.data.images.fit import decode, fitted
+from titan.core.data.images.picture_part import EncodedPicture, PartEntry, PicturePart, intact_part, write_part
 from titan.core.data.images.source import Picture, PictureSource
 
 # Pictures in a part: few enough that little is lost when a run is stopped, many enough for few files.
 _PART_PICTURES = 64
 _COMPLETE = "complete.json"
-_DAMAGED = (OSError, ValueError, TypeError, KeyError, EOFError)
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodedPicture:
-    """One picture with its caption, as the model takes them.
-
-    Attributes:
-      latents: float16 [rows * columns, C], tokens of patches; mapped from disk.
-      rows, columns: of patches.
-      caption: its tokens are float16 and mapped from disk.
-    """
-
-    latents: np.ndarray
-    rows: int
-    columns: int
-    caption: EncodedCaption
+_SECONDS_BETWEEN_REPORTS = 30
+# What a killed process was writing is removed when it is so old that no process can be writing it still.
+_LEFTOVER_SECONDS = 3600
 
 
 class PictureStore:
@@ -47,51 +33,30 @@ class PictureStore:
 
     Attributes:
       hashes: 64-bit hash of each picture with its caption; uint64 [num_pictures].
+      content_hashes: the same of each picture's file alone.
       grids: rows and columns of patches of each picture; int32 [num_pictures, 2].
       empty_caption: what a caption that was dropped is replaced by.
       fingerprint: of pictures and encoders together.
     """
 
-    def __init__(self, folder: pathlib.Path, fingerprint: str):
-        """Opens what `open_picture_store` wrote. Raises one of `_DAMAGED` if it is damaged."""
-        num_parts = json.loads((folder / _COMPLETE).read_text(encoding="ascii"))["num_parts"]
+    def __init__(self, parts: Sequence[PicturePart], empty_caption: EncodedCaption, fingerprint: str):
+        """Args:
+        parts: in order; all but the last are full.
+        empty_caption, fingerprint: the attributes.
+        """
+        self._parts = parts
+        self.empty_caption = empty_caption
         self.fingerprint = fingerprint
-        self._parts = [_Part(_part_folder(folder, part)) for part in range(num_parts)]
-        self.hashes = np.concatenate([part.hashes for part in self._parts])
-        self.grids = np.concatenate([part.grids for part in self._parts])
-        self.empty_caption = _Part(folder / "empty").caption(0)
+        self.hashes = np.concatenate([part.hashes for part in parts])
+        self.content_hashes = np.concatenate([part.content_hashes for part in parts])
+        self.grids = np.concatenate([part.grids for part in parts])
 
     def __len__(self) -> int:
         return len(self.hashes)
 
     def __getitem__(self, number: int) -> EncodedPicture:
         part, index = divmod(number, _PART_PICTURES)
-        return self._parts[part].picture(index)
-
-
-class _Part:
-    """A folder with some pictures; that of the empty caption has one caption and no picture."""
-
-    def __init__(self, folder: pathlib.Path):
-        index = np.load(folder / "index.npz")
-        self.hashes, self.grids = index["hashes"], index["grids"]
-        self._token_ends, self._pooled = index["token_ends"], index["pooled"]
-        self._latent_ends = np.cumsum(self.grids.prod(1))
-        self._latents = np.load(folder / "latents.npy", mmap_mode="r") if len(self.grids) else None
-        self._tokens = np.load(folder / "tokens.npy", mmap_mode="r")
-        if len(self._tokens) != self._token_ends[-1] or (
-            self._latents is not None and len(self._latents) != self._latent_ends[-1]
-        ):
-            raise ValueError(f"the files of {folder} do not belong together")
-
-    def picture(self, index: int) -> EncodedPicture:
-        end = self._latent_ends[index]
-        rows, columns = map(int, self.grids[index])
-        return EncodedPicture(self._latents[end - rows * columns : end], rows, columns, self.caption(index))
-
-    def caption(self, index: int) -> EncodedCaption:
-        begin = self._token_ends[index - 1] if index else 0
-        return EncodedCaption(self._tokens[begin : self._token_ends[index]], self._pooled[index])
+        return self._parts[part][index]
 
 
 def open_picture_store(
@@ -104,9 +69,10 @@ def open_picture_store(
 ) -> PictureStore:
     """The encoded pictures, from `data.cache_folder` if they are there, else encoded now and kept there.
 
-    The cache's key is made of the fingerprints of pictures and encoders and of the size that pictures get, so it cannot
-    be stale. Parts appear whole, and a start goes on behind those that are there. Processes that share the folder
-    share the work: each encodes its own parts first, and then those that still lack.
+    The cache's key is made of the fingerprints of pictures and encoders and of the size that pictures get: where one of
+    them changes, another folder is written. Parts appear whole, and a start encodes those that lack or are damaged,
+    and no others. Processes that share the folder share the work: each encodes its own parts first, and then those that
+    still lack.
 
     Args:
       source: the pictures.
@@ -115,56 +81,92 @@ def open_picture_store(
       process_index, process_count: this process among those that read the data.
 
     Raises:
-      ConfigError: as `PictureSource.pictures` and `decode`; the files changed meanwhile; or the encoders give what is
-        no finite number.
+      ConfigError: as `PictureSource.pictures` and `decode`; the files changed meanwhile; the encoders give what is no
+        finite number; or the folder does not give back what was written. A LocalConfigError where the picture is in
+        this process's own parts, and others need not come upon it.
+      OSError: the folder cannot be read or written.
     """
     size = (config.resolution, config.max_aspect_ratio)
-    parts = repr((1, source.fingerprint, encoders.fingerprint, size, _PART_PICTURES))
+    parts = repr((2, source.fingerprint, encoders.fingerprint, size, _PART_PICTURES))
     key = hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
     folder = pathlib.Path(config.cache_folder).expanduser() / f"pictures-{key}"
-    if (folder / _COMPLETE).exists():
-        try:
-            return PictureStore(folder, key)
-        except _DAMAGED as error:
-            logging.warning("%s is damaged (%s); encoding the pictures again.", folder, error)
-            shutil.rmtree(folder)
+    num_parts = _num_parts(folder)
+    if num_parts and (store := _store(folder, key, num_parts)):
+        return store
     logging.info("Encoding %s, kept in %s.", source.description, folder)
-    if not (folder / "empty").exists():
-        _write_part(folder / "empty", [], [], encoders.encode_captions([""]))
-    num_parts = 0
-    for is_own_turn in (True, False) if process_count > 1 else (False,):
-        num_parts = _encode(source, config, encoders, folder, (process_index, process_count) if is_own_turn else (0, 1))
-    hashes = np.concatenate([_Part(_part_folder(folder, part)).hashes for part in range(num_parts)])
-    if corpus_fingerprint(map(int, hashes)) != source.fingerprint:
-        shutil.rmtree(folder)
+    _remove_leftovers(folder)
+    if intact_part(_empty_folder(folder)) is None:
+        (caption,) = encoders.encode_captions([""])
+        nothing = EncodedPicture(np.zeros((0, 1), np.float32), 0, 0, caption)
+        write_part(_empty_folder(folder), [PartEntry(0, 0, _finite(nothing, "the empty caption"))])
+    if process_count > 1:
+        try:
+            _encode(source, config, encoders, folder, (process_index, process_count))
+        except ConfigError as error:
+            raise LocalConfigError(*error.args) from error
+    num_parts = _encode(source, config, encoders, folder, (0, 1))
+    store = _store(folder, key, num_parts)
+    if store is None:
+        problem = f"{folder} does not give back what was written into it"
+        raise ConfigError("data.cache_folder", problem, "give a folder on another disk")
+    if corpus_fingerprint(map(int, store.hashes)) != source.fingerprint:
+        shutil.rmtree(folder, ignore_errors=True)
         raise ConfigError("data.path", f"{source.description} changed while it was read", "start again")
     write_atomically(folder / _COMPLETE, json.dumps({"num_parts": num_parts}).encode())
-    return PictureStore(folder, key)
+    return store
+
+
+def _num_parts(folder: pathlib.Path) -> int | None:
+    """Of a folder that was once complete."""
+    try:
+        return int(json.loads((folder / _COMPLETE).read_text(encoding="ascii"))["num_parts"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _store(folder: pathlib.Path, key: str, num_parts: int) -> PictureStore | None:
+    """The store, if all its parts are there and intact."""
+    empty, *parts = map(intact_part, (_empty_folder(folder), *(_part_folder(folder, n) for n in range(num_parts))))
+    return None if empty is None or None in parts else PictureStore(parts, empty[0].caption, key)
 
 
 def _part_folder(folder: pathlib.Path, part: int) -> pathlib.Path:
     return folder / f"part-{part:06d}"
 
 
+def _empty_folder(folder: pathlib.Path) -> pathlib.Path:
+    """The part of one picture without patches, which has the empty caption."""
+    return folder / "empty"
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+    for leftover in folder.glob(".*-*"):
+        try:
+            is_old = time.time() - leftover.stat().st_mtime > _LEFTOVER_SECONDS
+        except FileNotFoundError:  # it was none
+            continue
+        if is_old and leftover.is_dir():
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
 def _encode(
     source: PictureSource, config: ImageDataConfig, encoders: Encoders, folder: pathlib.Path, share: tuple[int, int]
 ) -> int:
-    """Encodes each count-th part that is not there yet; returns the number of all parts."""
+    """Encodes each count-th part that is not there yet, or is damaged; returns the number of all parts."""
     index, count = share
-    num_parts = 0
+    num_parts, num_encoded, reported_at = 0, 0, time.monotonic()
     for part, pictures in enumerate(_batched(source.pictures())):
         num_parts += 1
         target = _part_folder(folder, part)
-        if part % count == index and not target.exists():
-            pixels = [
-                fitted(decode(picture), resolution=config.resolution, max_aspect_ratio=config.max_aspect_ratio)
-                for picture in pictures
-            ]
-            latents = [encoders.encode_picture(image) for image in pixels]
-            captions = encoders.encode_captions([picture.caption for picture in pictures])
-            grids = [(image.shape[0] // PATCH_PIXELS, image.shape[1] // PATCH_PIXELS) for image in pixels]
-            hashes = [picture.hash for picture in pictures]
-            _write_part(target, list(zip(hashes, grids)), latents, captions)
+        if part % count != index or intact_part(target) is not None:
+            continue
+        if target.exists():
+            logging.warning("%s is damaged; encoding its pictures again.", target)
+        write_part(target, _encoded(pictures, config, encoders))
+        num_encoded += len(pictures)
+        if time.monotonic() - reported_at > _SECONDS_BETWEEN_REPORTS:
+            logging.info("%d pictures encoded, up to %s.", num_encoded, pictures[-1].name)
+            reported_at = time.monotonic()
     return num_parts
 
 
@@ -173,34 +175,20 @@ def _batched(pictures: Iterator[Picture]) -> Iterator[list[Picture]]:
         yield batch
 
 
-def _write_part(
-    target: pathlib.Path,
-    pictures: Sequence[tuple[int, tuple[int, int]]],
-    latents: Sequence[np.ndarray],
-    captions: Sequence[EncodedCaption],
-) -> None:
-    for values in (*latents, *(array for caption in captions for array in (caption.tokens, caption.pooled))):
-        if not np.abs(values).max() <= np.finfo(np.float16).max:
-            raise ConfigError(
-                "data.encoders", f"what they give for {target.name} is no finite number in float16", "give others"
-            )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = pathlib.Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
-    try:
-        if latents:
-            np.save(temporary / "latents.npy", np.concatenate(latents).astype(np.float16))
-        np.save(temporary / "tokens.npy", np.concatenate([caption.tokens for caption in captions]).astype(np.float16))
-        np.savez(
-            temporary / "index.npz",
-            hashes=np.array([hash_ for hash_, _ in pictures], np.uint64),
-            grids=np.array([grid for _, grid in pictures], np.int32).reshape(-1, 2),
-            token_ends=np.cumsum([len(caption.tokens) for caption in captions]),
-            pooled=np.stack([caption.pooled for caption in captions]).astype(np.float32),
-        )
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another process was first
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+def _encoded(pictures: Sequence[Picture], config: ImageDataConfig, encoders: Encoders) -> list[PartEntry]:
+    captions = encoders.encode_captions([picture.caption for picture in pictures])
+    entries = []
+    for picture, caption in zip(pictures, captions, strict=True):
+        pixels = fitted(decode(picture), resolution=config.resolution, max_aspect_ratio=config.max_aspect_ratio)
+        rows, columns = pixels.shape[0] // PATCH_PIXELS, pixels.shape[1] // PATCH_PIXELS
+        encoded = EncodedPicture(encoders.encode_picture(pixels), rows, columns, caption)
+        entries.append(PartEntry(picture.hash, picture.content_hash, _finite(encoded, picture.name)))
+    return entries
+
+
+def _finite(picture: EncodedPicture, name: str) -> EncodedPicture:
+    for values in (picture.latents, picture.caption.tokens, picture.caption.pooled):
+        if not (np.abs(values) <= np.finfo(np.float16).max).all():
+            problem = f"what they give for {name} is no finite number in float16"
+            raise ConfigError("data.encoders", problem, "give others")
+    return picture

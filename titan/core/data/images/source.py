@@ -5,9 +5,11 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import lzma
 import pathlib
 import re
 import tarfile
+import zlib
 from collections.abc import Iterator
 
 from titan.core.config.validate import ConfigError
@@ -45,6 +47,11 @@ class Picture:
         digest.update(b"\0" + self.caption.encode())
         return int.from_bytes(digest.digest(), "little")
 
+    @property
+    def content_hash(self) -> int:
+        """The same of the picture alone."""
+        return int.from_bytes(hashlib.blake2b(self.content, digest_size=8).digest(), "little")
+
 
 class PictureSource:
     """The pictures of `--data.path`.
@@ -53,7 +60,8 @@ class PictureSource:
     - A folder of pictures: every file below it with a suffix in PICTURE_SUFFIXES, sorted by path; hidden files and
       folders are left out.
     - A webdataset tar, or a folder of them: members whose names differ in the ending alone (from the first dot of the
-      file's name) are a sample, of which the picture and the caption are taken.
+      file's name) are a sample, of which the picture and the caption are taken: 0.jpg and 0.txt, not 0.mask.png. Hidden
+      members are left out.
     - A Parquet file, or a folder of them: a row is a sample.
 
     Attributes:
@@ -65,20 +73,22 @@ class PictureSource:
         """Lists the files; reads none of them.
 
         Raises:
-          ConfigError: the path does not exist or holds no file of a known kind, or kinds are mixed.
+          ConfigError: the path does not exist or holds no file of a known kind, or kinds are mixed; or a flag for
+            another kind is given.
         """
         self._config = config
         if not config.path:
             self.description = "the pictures of scikit-image and scikit-learn"
             self.files = _sample_files()
             self._kind = "samples"
+            self._check_flags()
             return
         self.description = config.path
         root = pathlib.Path(config.path).expanduser().resolve()
         if not root.exists():
             raise ConfigError("data.path", f"there is no file or folder {config.path!r}", "correct the path")
         found = {
-            kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.endswith(suffixes)
+            kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.lower().endswith(suffixes)
             for kind, suffixes in (("tar", TAR_SUFFIXES), ("parquet", PARQUET_SUFFIXES), ("folder", PICTURE_SUFFIXES))
         }
         kinds = [kind for kind, files in found.items() if files]
@@ -90,6 +100,17 @@ class PictureSource:
             raise ConfigError("data.path", problem, "give a folder of pictures, of tars or of Parquet files")
         self._kind = kinds[0]
         self.files = found[self._kind]
+        self._check_flags()
+
+    def _check_flags(self) -> None:
+        """Refuses flags that would have no effect."""
+        is_table = self._kind == "parquet"
+        without_effect = ("caption_extension",) if is_table else ("image_column", "caption_column")
+        for name in without_effect:
+            value, default = getattr(self._config, name), getattr(ImageDataConfig, name)
+            if value != default:
+                problem = f"{value!r} means nothing for {self.description}, which is {'a' if is_table else 'no'} table"
+                raise ConfigError(f"data.{name}", problem, f"leave it at {default!r}, or give another data.path")
 
     def pictures(self) -> Iterator[Picture]:
         """Reads the pictures from the first one on, without decoding them.
@@ -123,7 +144,7 @@ class PictureSource:
         names = (config.caption_extension, config.image_column, config.caption_column, config.max_pictures)
         try:
             captions = [caption for file in self.files if (caption := self._caption_file(file)) and caption.exists()]
-            return stamp_of((*self.files, *captions), reading=("pictures", 1, self._kind, *names))
+            return stamp_of((*self.files, *captions), reading=("pictures", 2, self._kind, *names))
         except OSError as error:
             raise ConfigError("data.path", str(error), "repair or remove the file") from error
 
@@ -184,13 +205,17 @@ def _no_caption(name: str, wanted: str) -> ConfigError:
 def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
     try:
         with tarfile.open(file) as archive:
-            members = (member for member in archive if member.isfile())
+            members = (member for member in archive if member.isfile() and not _is_hidden(member.name))
             for key, group in itertools.groupby(members, lambda member: _sample_key(member.name)):
                 by_ending = {member.name.removeprefix(f"{key}."): member for member in group}
-                ending = next((ending for ending in by_ending if f".{ending}".endswith(PICTURE_SUFFIXES)), None)
-                if ending is None:
+                endings = [ending for ending in by_ending if f".{ending.lower()}" in PICTURE_SUFFIXES]
+                if not endings:
                     continue
+                ending = endings[0]
                 name = f"{file}:{key}.{ending}"
+                if len(endings) > 1:
+                    problem = f"{name} is in one sample with {key}.{endings[1]}"
+                    raise ConfigError("data.path", problem, "leave one of them out, or give them different names")
                 if not extension:
                     caption = _words(pathlib.PurePath(key).name)
                 elif extension in by_ending:
@@ -198,8 +223,12 @@ def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
                 else:
                     raise _no_caption(name, f"{pathlib.PurePath(key).name}.{extension}")
                 yield Picture(name, archive.extractfile(by_ending[ending]).read(), caption)
-    except tarfile.TarError as error:
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError("data.path", f"{file} is no intact tar ({error})", "repair or remove the file") from error
+
+
+def _is_hidden(name: str) -> bool:
+    return any(part.startswith(".") for part in pathlib.PurePosixPath(name).parts)
 
 
 def _sample_key(name: str) -> str:

@@ -2,9 +2,12 @@
 
 import dataclasses
 import io
+import re
 import shutil
+import tarfile
 
 import numpy as np
+import PIL.Image
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -15,7 +18,7 @@ from titan.core.data import file_stamp
 from titan.core.data.images.config import ImageDataConfig
 from titan.core.data.images.fit import decode
 from titan.core.data.images.pictures_for_test import png
-from titan.core.data.images.source import PictureSource
+from titan.core.data.images.source import Picture, PictureSource
 
 
 def _pairs(config):
@@ -44,6 +47,48 @@ def test_a_folder_a_webdataset_tar_and_a_parquet_file_give_the_same_samples(data
         folder.mkdir()
         shutil.copy(tmp_path / name, folder)
         assert _pairs(dataclasses.replace(data, path=str(folder), max_pictures=2)) == expected[:2]
+
+
+def test_capitals_in_endings_are_the_same(data, tmp_path):
+    expected = _pairs(data)
+    for path in (tmp_path / "files").glob("p[0-3].png"):
+        path.rename(path.with_suffix(".PNG"))
+    assert _pairs(data) == expected
+
+
+def _tar(path, members, mode="w"):
+    with tarfile.open(path, mode) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return ImageDataConfig(path=str(path), cache_folder=str(path.parent / "cache"))
+
+
+def test_of_a_sample_in_a_tar_the_picture_alone_is_taken(tmp_path):
+    members = {
+        "./0.mask.png": png(8, 8, 1),
+        "./0.JPG": b"the picture",
+        "./0.txt": b"a",
+        "./._0.jpg": b"of a file manager",
+        "./.hidden/1.png": b"hidden",
+    }
+    assert _pairs(_tar(tmp_path / "x.tar", members)) == [(b"the picture", "a")]
+    two = _tar(tmp_path / "y.tar", {"0.jpg": b"a", "0.png": b"b", "0.txt": b"c"})
+    assert _message(two) == (
+        f"--data.path: {tmp_path}/y.tar:0.jpg is in one sample with 0.png; leave one of them out, or give them "
+        "different names"
+    )
+
+
+@pytest.mark.parametrize("compression", ["", "gz", "bz2", "xz"])
+def test_a_tar_that_was_cut_off_is_one_line(tmp_path, compression):
+    content = np.random.default_rng(0).bytes(40_000)
+    config = _tar(tmp_path / "x.tar", {"0.jpg": content, "0.txt": b"a"}, f"w:{compression}")
+    assert _pairs(config) == [(content, "a")]
+    file = tmp_path / "x.tar"
+    file.write_bytes(file.read_bytes()[:20_000])
+    assert re.match(f"--data.path: {file} (is no intact tar|cannot be read) \\(", _message(config))
 
 
 def test_names_are_captions_where_none_are_asked_for(data, tmp_path):
@@ -80,7 +125,9 @@ def test_bad_input_is_one_line(data, tmp_path):
     broken = dataclasses.replace(data, caption_extension="")
     (files / "p2.png").write_bytes(png(8, 8, 0)[:40])
     message = _message(broken, lambda source: [decode(picture) for picture in source.pictures()])
-    assert message.startswith(f"--data.path: {files}/p2.png is no intact picture (")
+    assert message == (
+        f"--data.path: {files}/p2.png is no intact picture (its format is not known); repair or remove it"
+    )
 
     tar = tmp_path / "x.tar"
     with webdataset.TarWriter(str(tar)) as writer:
@@ -109,13 +156,51 @@ def test_bad_input_is_one_line(data, tmp_path):
     assert "has x.tar and p0.png" in _message(data)
 
 
+def test_flags_of_another_kind_of_files_are_refused(data, tmp_path):
+    for name in ("image_column", "caption_column"):
+        assert _message(dataclasses.replace(data, **{name: "x"})) == (
+            f"--data.{name}: 'x' means nothing for {tmp_path}/files, which is no table; leave it at "
+            f"{getattr(ImageDataConfig, name)!r}, or give another data.path"
+        )
+    (tmp_path / "x.parquet").touch()
+    table = dataclasses.replace(data, path=str(tmp_path / "x.parquet"), caption_extension="")
+    assert _message(table).startswith(
+        f"--data.caption_extension: '' means nothing for {tmp_path}/x.parquet, which is a"
+    )
+
+
 def test_a_picture_of_16_bits_or_with_transparency_becomes_rgb():
-    import PIL.Image
-
-    from titan.core.data.images.source import Picture
-
     grey, clear = io.BytesIO(), io.BytesIO()
     PIL.Image.fromarray(np.full((2, 2), 40000, np.uint16)).save(grey, "PNG")
     PIL.Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(clear, "PNG")
-    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 155).tolist()
+    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 40000 >> 8).tolist()
     assert np.asarray(decode(Picture("clear", clear.getvalue(), ""))).min() == 255
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, 0.5), (np.int32, 2**30), (np.int32, -1)])
+def test_a_picture_whose_range_is_not_known_is_refused(dtype, value):
+    content = io.BytesIO()
+    PIL.Image.fromarray(np.full((2, 2), value, dtype)).save(content, "TIFF")
+    with pytest.raises(ConfigError, match=r"x is no intact picture \(its pixels .* is not known\)"):
+        decode(Picture("x", content.getvalue(), ""))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_picture_is_turned_as_its_orientation_says(orientation):
+    # EXIF 2.3, 4.6.4: where the stored row 0 and column 0 are seen.
+    upright = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.T,
+        6: upright.T[::-1],
+        7: upright.T[::-1, ::-1],
+        8: upright.T[:, ::-1],
+    }[orientation]
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    content = io.BytesIO()
+    PIL.Image.fromarray(np.ascontiguousarray(stored)).save(content, "PNG", exif=exif)
+    assert np.array_equal(np.asarray(decode(Picture("x", content.getvalue(), "")))[..., 0], upright)
