@@ -84,34 +84,15 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
     config = config.resolve_devices(runtime.num_devices)
     check_hf(config)
     mesh = mesh_spec(config.parallelism)
-    policy = sharding_policy(config.parallelism)
     tree = components(config)
     plan = init_plan(tree.build())
-    build_model = with_loops(tree, config.tpu_config).build
-    model = build_model()
-    stacks = Stacks(stacked_parameters(model))
-    split = model_split(config, model)
-    parameters = parameter_layouts(model, mesh, policy, stacks, split.plans)
-    balance = expert_balance(config)
-    bias = expert_bias_layouts(balance.bias_shape if balance else None, mesh)
-    state = {**train_state_layouts(parameters, mesh), **bias}
+    steps, stacks = step_builder(config, tree)
+    bias = expert_bias_layouts(steps.balance.bias_shape if steps.balance else None, mesh)
+    state = {**train_state_layouts(steps.parameters, mesh), **bias}
     runtime.prepare(mesh, state, stacks.in_state(PER_PARAMETER))
-    steps = StepBuilder(
-        build_model=build_model,
-        batch=config.model.batch_tensors(config.training.sequence_length),
-        loss_module=config.model.loss_module,
-        parameters=parameters,
-        policy=policy,
-        optimizer=config.optimizer,
-        max_grad_norm=config.training.max_grad_norm,
-        num_microbatches=config.training.microbatches,
-        plans=split.plans,
-        borders=split.borders,
-        balance=balance,
-    )
     seconds = dict.fromkeys(("capture", "spmd_check", "passes", "lower", "compile"), 0.0)
     compile_for = functools.partial(_compile, config=config, runtime=runtime, mesh=mesh, seconds=seconds)
-    weights = {**eval_state_layouts(parameters), **bias}
+    weights = {**eval_state_layouts(steps.parameters), **bias}
     run = Run(
         config=config,
         runtime=runtime,
@@ -130,6 +111,34 @@ def build(config: Config, runtime: Runtime | CompileTarget) -> Run:
 
     compiled = CompiledStep("predict_step", functools.partial(compile_for, predict_step, weights, inputs))
     return dataclasses.replace(run, predict_step=compiled, prediction_tensors=inputs)
+
+
+def step_builder(config: Config, tree: Any) -> tuple[StepBuilder, Stacks]:
+    """What builds the steps of a run, and which of its parameters are stacks.
+
+    Args:
+      config: resolved.
+      tree: the model's component tree after all swaps, its layers not yet in loops (see `components`).
+    """
+    policy = sharding_policy(config.parallelism)
+    build_model = with_loops(tree, config.tpu_config).build
+    model = build_model()
+    stacks = Stacks(stacked_parameters(model))
+    split = model_split(config, model)
+    steps = StepBuilder(
+        build_model=build_model,
+        batch=config.model.batch_tensors(config.training.sequence_length),
+        loss_module=config.model.loss_module,
+        parameters=parameter_layouts(model, mesh_spec(config.parallelism), policy, stacks, split.plans),
+        policy=policy,
+        optimizer=config.optimizer,
+        max_grad_norm=config.training.max_grad_norm,
+        num_microbatches=config.training.microbatches,
+        plans=split.plans,
+        borders=split.borders,
+        balance=expert_balance(config),
+    )
+    return steps, stacks
 
 
 def components(config: Config) -> Any:

@@ -22,12 +22,10 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.parallel.mesh import MeshSpec
-from titan.train.build import components, expert_balance, graph_passes, with_loops
+from titan.train.build import components, graph_passes, step_builder
 from titan.train.compile_config import CompileConfig, TpuConfig
 from titan.train.config import Config, OptimizerConfig, TrainingConfig
 from titan.train.expert_balance_config import ExpertBalanceConfig
-from titan.train.mesh_axes import sharding_policy
-from titan.train.model_split import model_split
 from titan.train.parallelism_config import ParallelismConfig
 from titan.train.stacks import Stacks
 from titan.train.state import (
@@ -39,12 +37,10 @@ from titan.train.state import (
     batch_layouts,
     eval_state_layouts,
     expert_bias_layouts,
-    parameter_layouts,
     train_state_layouts,
 )
 from titan.train.step import StepBuilder
 from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
-from titan.train.swaps.scan_layers import stacked_parameters
 from titan.train.token_order import in_mesh_order
 
 NUM_DEVICES = 8
@@ -214,23 +210,7 @@ def model_components(model: str) -> Any:
 def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
     config = case.config
     tree = model_components(case.model) if case.model == "pattern" else components(config)
-    build = with_loops(tree, config.tpu_config).build
-    model, policy = build(), sharding_policy(config.parallelism)
-    stacks, split = Stacks(stacked_parameters(model)), model_split(config, model)
-    steps = StepBuilder(
-        build_model=build,
-        batch=config.model.batch_tensors(LENGTH),
-        loss_module=config.model.loss_module,
-        parameters=parameter_layouts(model, case.mesh, policy, stacks, split.plans),
-        policy=policy,
-        optimizer=config.optimizer,
-        max_grad_norm=config.training.max_grad_norm,
-        num_microbatches=config.training.microbatches,
-        plans=split.plans,
-        borders=split.borders,
-        balance=expert_balance(config),
-    )
-    return steps, stacks
+    return step_builder(config, tree)
 
 
 def _batch(case: Case) -> dict[str, np.ndarray]:
