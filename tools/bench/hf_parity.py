@@ -4,7 +4,8 @@
 
 For each family the debug recipe's model, scaled to about 100M parameters, trains from the same weights on the same rows
 of real text, each row one document, in float32 on one device; each contender in a process of its own, in turns of one
-step in shuffled order. The last line is `RESULT {json}`:
+step in shuffled order. All keep the memory that a step frees for the next one, as in a loop of nothing but steps. The
+last line is `RESULT {json}`:
 
     FAMILY_vs_eager         titan's tokens per second / those of Transformers, eager
     FAMILY_vs_compile       titan's tokens per second / those of Transformers under torch.compile
@@ -94,9 +95,9 @@ def measure(config: Config, num_steps: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         num_parameters, rounds = _inputs(config, folder, num_steps + WARMUP_ROUNDS)
         workers = {
-            "titan": Worker(TitanTrainer, config),
-            "eager": Worker(hf_trainer, folder, config, False),
-            "compile": Worker(hf_trainer, folder, config, True),
+            "titan": Worker(TitanTrainer, config, keep_freed_memory=True),
+            "eager": Worker(hf_trainer, folder, config, False, keep_freed_memory=True),
+            "compile": Worker(hf_trainer, folder, config, True, keep_freed_memory=True),
         }
         try:
             turns = take_turns(workers, rounds)
@@ -121,7 +122,7 @@ def main() -> None:
         parser.error(f"--families: {unknown[0]!r} is unknown; give some of {', '.join(CASES)}")
     if arguments.steps < 2:
         parser.error(f"--steps: {arguments.steps} are too few for quartiles; give at least 2")
-    set_environment()
+    set_environment(keep_freed_memory=True)
     numbers: dict[str, float] = {}
     for family in families:
         print(f"{family}:", flush=True)

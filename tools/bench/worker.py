@@ -26,7 +26,8 @@ class Turn:
     Attributes:
       seconds: wall time.
       cpu_seconds: time of all its threads; it depends less on other load of the machine.
-      peak_bytes: the most memory that the process held during the step, above what it held before.
+      peak_bytes: the most memory that the process held during the step, above what it held before; without
+        `keep_freed_memory` that is what the step needed.
       result: of the step.
     """
 
@@ -43,19 +44,23 @@ class Worker:
     spin for a while after the work is done.
     """
 
-    def __init__(self, make_contender: Callable[..., Contender], *arguments: Any):
+    def __init__(self, make_contender: Callable[..., Contender], *arguments: Any, keep_freed_memory: bool = False):
         """Starts the process and returns when it is ready to step.
 
         Args:
           make_contender: a function of a module, called as `make_contender(*arguments)` in the new process.
           arguments: what it takes; they are pickled.
+          keep_freed_memory: whether the process keeps between its turns what it has freed, as it does between the
+            steps of a loop when the environment is set for it.
 
         Raises:
           RuntimeError: the process could not make its contender; the traceback is on standard error.
         """
         context = multiprocessing.get_context("spawn")
         self._connection, other_end = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other_end, make_contender, arguments), daemon=True)
+        self._process = context.Process(
+            target=_serve, args=(other_end, make_contender, arguments, keep_freed_memory), daemon=True
+        )
         self._process.start()
         other_end.close()
         self._receive()
@@ -82,19 +87,32 @@ class Worker:
             raise RuntimeError(f"a worker ended with code {self._process.exitcode}; see its traceback above") from None
 
 
-def set_environment() -> None:
+def set_environment(*, keep_freed_memory: bool = False) -> None:
     """The environment of all workers alike; call it before the first is started.
 
     PyTorch uses every core, as JAX on CPUs always does. glibc asks for huge pages: a step allocates and frees some
     hundred megabytes, which in small pages costs any of the contenders a good part of its time in page faults.
+
+    Args:
+      keep_freed_memory: whether glibc keeps what is freed. By default it returns blocks of more than 32 MiB to the
+        kernel at once; a virtual machine may return them to its host, and page faults then take longer than a step.
     """
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(os.cpu_count())
-    os.environ["GLIBC_TUNABLES"] = "glibc.malloc.hugetlb=1"
+    tunables = {"hugetlb": 1}
+    if keep_freed_memory:
+        # No block is a mapping of its own, and none is in an arena that cannot grow to its size.
+        tunables |= {"mmap_max": 0, "arena_max": 1, "trim_threshold": 1 << 40}
+    os.environ["GLIBC_TUNABLES"] = ":".join(f"glibc.malloc.{name}={value}" for name, value in tunables.items())
     os.environ["JAX_PLATFORMS"] = "cpu"  # libtpu, which is installed to compile for TPUs, would look for one first
 
 
-def _serve(connection: Connection, make_contender: Callable[..., Contender], arguments: tuple[Any, ...]) -> None:
+def _serve(
+    connection: Connection,
+    make_contender: Callable[..., Contender],
+    arguments: tuple[Any, ...],
+    keep_freed_memory: bool,
+) -> None:
     contender = make_contender(*arguments)
     connection.send(None)
     while True:
@@ -103,7 +121,8 @@ def _serve(connection: Connection, make_contender: Callable[..., Contender], arg
         except EOFError:
             return
         gc.collect()
-        _LIBC.malloc_trim(0)  # what the allocator keeps for later would hide that it is needed again
+        if not keep_freed_memory:
+            _LIBC.malloc_trim(0)  # what the allocator keeps for later would hide that it is needed again
         _CLEAR_REFS.write_text("5")  # the kernel forgets the peak so far
         held = _status_bytes("VmRSS")
         start, cpu_start = time.perf_counter(), time.process_time()
