@@ -28,6 +28,11 @@ def gather_to_parts(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
     return _GatherToParts.apply(x, axis, dim)
 
 
+def gather_whole(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
+    """The whole of slices along a dim, for work that all devices do: the gradient is whole too, and is sliced."""
+    return _GatherWhole.apply(x, axis, dim)
+
+
 def scatter_sum(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
     """This device's slice along a dim of the sum of parts; the axis's size divides that dim."""
     return _ScatterSum.apply(x, axis, dim)
@@ -76,6 +81,18 @@ class _GatherToParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         return reduce_scatter_along(grad, ctx.dim, ctx.axis.size, ctx.axis.group_name), None, None
+
+
+class _GatherWhole(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
+        ctx.axis, ctx.dim = axis, dim
+        return all_gather_along(x, dim, axis.size, axis.group_name)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        slices = grad.unflatten(ctx.dim, (ctx.axis.size, -1))
+        return slices.index_select(ctx.dim, ctx.axis.index().reshape(1)).squeeze(ctx.dim), None, None
 
 
 class _ScatterSum(torch.autograd.Function):

@@ -18,9 +18,11 @@ class Split:
 
     Attributes:
       dim: that is sliced.
+      segments: equal segments of that dim, of each of which a device has a slice.
     """
 
     dim: int
+    segments: int = 1
 
 
 class Whole(enum.Enum):
@@ -29,10 +31,12 @@ class Whole(enum.Enum):
     Attributes:
       ON_PARTS: a device's part of the heads or of the inner dim: its gradient is a part of the whole one.
       ON_TOKENS: the residual stream: its gradient is a part where sequence parallelism splits the tokens.
+      ON_SUM: a part of a sum, to which each device adds its share of the weight (a bias).
     """
 
     ON_PARTS = "on_parts"
     ON_TOKENS = "on_tokens"
+    ON_SUM = "on_sum"
 
 
 class Border(enum.Enum):
@@ -40,11 +44,18 @@ class Border(enum.Enum):
 
     Attributes:
       BLOCK: its first argument [B, T, E] becomes all tokens, and its result, a part of a sum, the sum's own tokens.
+      BEGIN: its first argument becomes all tokens: it is the first module of a block that is none itself.
+      END: its result, a part of a sum, becomes the sum's own tokens: it is the last one.
+      FEATURES: its result, a slice of the last dim, becomes all of it, for work that all devices do alike. The gradient
+        of its argument is a part of the whole one, which is for the weights that this comes from to know.
       VOCABULARY: it looks up token ids in its slice of a table, and its result is the sum over slices, own tokens only.
       LOSS: its first argument [B, T, E] becomes all tokens. The module itself sums over slices of the vocabulary.
     """
 
     BLOCK = "block"
+    BEGIN = "begin"
+    END = "end"
+    FEATURES = "features"
     VOCABULARY = "vocabulary"
     LOSS = "loss"
 
@@ -70,10 +81,12 @@ class ParallelPlan:
       modules: pattern of module paths to plan. `*` stands for any part of a path, dots included: layers in a loop have
         one name more than layers by themselves.
       sizes: the hyperparameters, by field of the model's configuration, that the number of devices must divide.
+      splits_tokens: whether there is sequence parallelism. Without it devices have all tokens whatever the flag says.
     """
 
     modules: Mapping[str, ModulePlan]
     sizes: tuple[str, ...]
+    splits_tokens: bool = True
 
     def of(self, path: str) -> ModulePlan | None:
         """The plan of the module at a path; None if it has none.

@@ -69,9 +69,9 @@ class ShardingPolicy:
 def fsdp_placements(
     shape: tuple[int, ...], mesh: MeshSpec, policy: ShardingPolicy, plan: WeightPlan = WeightPlan()
 ) -> tuple[Placement, ...]:
-    """The placements of a weight: sharded on the first dim that the shard axes divide, else replicated.
+    """The placements of a stored weight: sharded on the first dim that the shard axes divide, else replicated.
 
-    A dim that the plan splits is no dim for the shard axes, nor is an axis of the plan's a shard axis of this weight.
+    A weight in segments is stored as a stack of them, whose first dim no axis shards. A dim that the plan splits is no dim for the shard axes, nor is an axis of the plan's a shard axis of this weight.
 
     Args:
       shape: the weight's global shape.
@@ -80,8 +80,12 @@ def fsdp_placements(
       plan: what splits the weight besides.
 
     Raises:
-      ValueError: an axis of the plan's does not divide the dim that it splits.
+      ValueError: an axis of the plan's does not divide the dim that it splits, or there are no such segments.
     """
+    if plan.segments is not None:
+        of_segment = dataclasses.replace(plan, segments=None)
+        placements = fsdp_placements(plan.stored_shape(shape)[1:], mesh, policy, of_segment)
+        return tuple(Shard(p.dim + 1) if isinstance(p, Shard) else p for p in placements)
     for axis, dim in plan.shards.items():
         if shape[dim] % mesh.size(axis):
             raise ValueError(f"{axis}={mesh.size(axis)} does not divide dim {dim} of a weight of shape {shape}")
@@ -113,6 +117,10 @@ class _ReadWeight(torch.autograd.Function):
                     placements[dim] = Replicate()
                     weight = weight.redistribute(placements=placements)
             full = weight.to_local()
+            if plan.segments is not None:
+                full = plan.segments.joined(full)
+            if plan.num_shares > 1:
+                full = full / plan.num_shares
         # Where there was nothing to gather this is the stored tensor itself, and autograd would make it part of the
         # graph.
         return full.detach()
@@ -128,6 +136,10 @@ class _ReadWeight(torch.autograd.Function):
         ]
         if policy.reduce_dtype is not None:
             grad = grad.to(policy.reduce_dtype)
+        if plan.num_shares > 1:
+            grad = grad / plan.num_shares
+        if plan.segments is not None:
+            grad = plan.segments.cut(grad)
         reduced = DTensor.from_local(
             grad.contiguous(), mesh, placements, run_check=False, shape=ctx.shape, stride=ctx.stride
         )
@@ -254,8 +266,10 @@ def _distribute(
         for name in _weight_names(submodule):
             weight = submodule._parameters[name]
             if weight not in shared:
-                placements = fsdp_placements(tuple(weight.shape), spec, policy, plans.get(name, WeightPlan()))
-                shared[weight] = nn.Parameter(_shard(weight.detach(), mesh, placements), weight.requires_grad)
+                plan = plans.get(name, WeightPlan())
+                placements = fsdp_placements(tuple(weight.shape), spec, policy, plan)
+                stored = weight.detach() if plan.segments is None else plan.segments.cut(weight.detach())
+                shared[weight] = nn.Parameter(_shard(stored, mesh, placements), weight.requires_grad)
             placed.append((submodule, name, shared[weight]))
     for submodule, name, weight in placed:
         submodule._parameters[name] = weight

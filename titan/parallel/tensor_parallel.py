@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from titan.parallel.collectives import gather_to_parts, scatter_sum, sum_parts, to_parts
+from titan.parallel.collectives import gather_to_parts, gather_whole, scatter_sum, sum_parts, to_parts
 from titan.parallel.mesh_axis import MeshAxis
 from titan.parallel.module_borders import Axes, ModuleBorder
 from titan.parallel.parallel_plan import Border, ParallelPlan, Split, Whole
+from titan.parallel.segments import Segments
 from titan.parallel.vocabulary import first_entry
 from titan.parallel.weight_plan import WeightPlan
 
@@ -47,9 +48,20 @@ class _BlockBorder(_TokenBorder):
         return self.leave(result, axis)
 
 
-class _LossBorder(_TokenBorder):
+class _BeginBorder(_TokenBorder):
     def run(self, forward: Callable[..., Any], axes: Axes, x_BTE: Tensor, *args: Any) -> Any:
         return forward(self.enter(x_BTE, axes[self.axis]), *args)
+
+
+class _EndBorder(_TokenBorder):
+    def run(self, forward: Callable[..., Any], axes: Axes, *args: Any) -> Tensor:
+        return self.leave(forward(*args), axes[self.axis])
+
+
+class _FeatureBorder(_TokenBorder):
+    def run(self, forward: Callable[..., Any], axes: Axes, *args: Any) -> Tensor:
+        features = forward(*args)
+        return gather_whole(features, axes[self.axis], features.dim() - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +80,13 @@ class _VocabularyBorder(_TokenBorder):
         return self.leave(torch.where(is_here_BT.unsqueeze(-1), found_BTE, 0.0), axis)
 
 
-_BORDERS = {Border.BLOCK: _BlockBorder, Border.LOSS: _LossBorder}
+_BORDERS = {
+    Border.BLOCK: _BlockBorder,
+    Border.BEGIN: _BeginBorder,
+    Border.END: _EndBorder,
+    Border.FEATURES: _FeatureBorder,
+    Border.LOSS: _BeginBorder,
+}
 
 
 def tensor_parallel_borders(
@@ -96,7 +114,7 @@ def tensor_parallel_borders(
 
 
 def tensor_parallel_weights(
-    model: nn.Module, plan: ParallelPlan, *, axis: str, sequence_parallel: bool
+    model: nn.Module, plan: ParallelPlan, *, axis: str, size: int, sequence_parallel: bool
 ) -> dict[str, WeightPlan]:
     """What tensor parallelism asks of each weight, by name; arguments as in `tensor_parallel_borders`.
 
@@ -111,7 +129,10 @@ def tensor_parallel_weights(
             raise ValueError(f"the plan of tensor parallelism does not say how weight {name} lies")
         placement = module_plan.weights[weight]
         if isinstance(placement, Split):
-            plans[name] = WeightPlan(shards={axis: placement.dim})
+            segments = Segments(placement.dim, placement.segments) if placement.segments > 1 else None
+            plans[name] = WeightPlan(shards={axis: placement.dim}, segments=segments)
+        elif placement is Whole.ON_SUM:
+            plans[name] = WeightPlan(partial=(axis,), num_shares=size)
         elif placement is Whole.ON_PARTS or sequence_parallel:
             plans[name] = WeightPlan(partial=(axis,))
     return plans

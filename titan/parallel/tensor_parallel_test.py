@@ -30,11 +30,11 @@ def model() -> nn.Module:
 
 def test_weights_are_split_or_their_gradients_parts():
     split, part = WeightPlan({"tp": 0}), WeightPlan(partial=("tp",))
-    with_tokens_split = tensor_parallel_weights(model(), PLAN, axis="tp", sequence_parallel=True)
+    with_tokens_split = tensor_parallel_weights(model(), PLAN, axis="tp", size=2, sequence_parallel=True)
     assert with_tokens_split == {
         "layers.0.weight": part, "layers.1.weight": part, "inner.weight": part, "table.weight": split
     }  # fmt: skip
-    with_whole_tokens = tensor_parallel_weights(model(), PLAN, axis="tp", sequence_parallel=False)
+    with_whole_tokens = tensor_parallel_weights(model(), PLAN, axis="tp", size=2, sequence_parallel=False)
     assert with_whole_tokens == {"inner.weight": part, "table.weight": split}
 
 
@@ -42,13 +42,13 @@ def test_a_weight_without_a_plan_is_refused():
     built = model()
     built.inner.bias = nn.Parameter(torch.zeros(4))
     with pytest.raises(ValueError, match="does not say how weight inner.bias lies"):
-        tensor_parallel_weights(built, PLAN, axis="tp", sequence_parallel=True)
+        tensor_parallel_weights(built, PLAN, axis="tp", size=2, sequence_parallel=True)
 
 
 def test_two_patterns_for_one_module_are_refused():
     plan = ParallelPlan({**PLAN.modules, "*.0": ModulePlan({"weight": Whole.ON_PARTS})}, sizes=())
     with pytest.raises(ValueError, match=r"layers.0 is meant by both layers.\* and \*.0"):
-        tensor_parallel_weights(model(), plan, axis="tp", sequence_parallel=True)
+        tensor_parallel_weights(model(), plan, axis="tp", size=2, sequence_parallel=True)
 
 
 def test_a_border_changes_a_module_once_and_keeps_what_it_is():

@@ -123,8 +123,9 @@ def step_builder(config: Config, tree: Any) -> tuple[StepBuilder, Stacks]:
     policy = sharding_policy(config.parallelism)
     build_model = with_loops(tree, config.tpu_config).build
     model = build_model()
-    stacks = Stacks(stacked_parameters(model))
     split = model_split(config, model)
+    segments = {name: plan.segments for name, plan in split.plans.items() if plan.segments is not None}
+    stacks = Stacks(stacked_parameters(model), segments)
     steps = StepBuilder(
         build_model=build_model,
         batch=config.model.batch_tensors(config.training.sequence_length),

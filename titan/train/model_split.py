@@ -32,14 +32,14 @@ def model_split(config: Config, model: nn.Module) -> ModelSplit:
       config: validated.
       model: as the step builds it, with the layers in loops or not, its weights whole.
     """
-    size, sequence_parallel = config.parallelism.tensor_parallel, config.parallelism.sequence_parallel
+    size = config.parallelism.tensor_parallel
     plans, borders = [], {}
     if size > 1:
         plan = config.model.tensor_parallel_plan()
-        plans.append(tensor_parallel_weights(model, plan, axis=TENSOR_AXIS, sequence_parallel=sequence_parallel))
-        borders |= tensor_parallel_borders(
-            model, plan, axis=TENSOR_AXIS, size=size, sequence_parallel=sequence_parallel
-        )
+        splits_tokens = config.parallelism.sequence_parallel and plan.splits_tokens
+        how = {"axis": TENSOR_AXIS, "size": size, "sequence_parallel": splits_tokens}
+        plans.append(tensor_parallel_weights(model, plan, **how))
+        borders |= tensor_parallel_borders(model, plan, **how)
     if config.parallelism.expert_parallel > 1:
         plans.append(expert_parallel_weights(model, EXPERT_AXIS))
         borders |= expert_parallel_borders(model, EXPERT_AXIS)

@@ -44,7 +44,8 @@ def check_tensor_parallel(config: Any) -> None:
             f"there is no plan to split a {type(config.model).__name__.removesuffix('Config')}",
             "leave it at 1",
         )
-    for name in config.model.tensor_parallel_plan().sizes:
+    plan = config.model.tensor_parallel_plan()
+    for name in plan.sizes:
         if getattr(config.model, name) % size:
             raise ConfigError(
                 "parallelism.tensor_parallel",
@@ -52,7 +53,7 @@ def check_tensor_parallel(config: Any) -> None:
                 "give a divisor of it",
             )
     parts = size * parallelism.context_parallel
-    if parallelism.sequence_parallel and config.training.sequence_length % parts:
+    if parallelism.sequence_parallel and plan.splits_tokens and config.training.sequence_length % parts:
         raise ConfigError(
             "training.sequence_length",
             f"{config.training.sequence_length} tokens cannot be split over tensor_parallel={size}"

@@ -97,19 +97,18 @@ class TorchRuntime(Runtime):
         state = {}
         for name, layout in self._layouts.items():
             if name.startswith(PARAMS):
-                state[name] = local_shard(
-                    self._sampled(name, layout, plan, seed), layout, self._spec, self.process_index
-                )
+                sampled = self._sampled(name, layout, plan, seed)
+                state[name] = local_shard(sampled, layout, self._spec, self.process_index)
             else:
                 state[name] = torch.zeros(layout.local_shape(self._spec), dtype=layout.dtype)
         return state
 
     def _sampled(self, name: str, layout: TensorLayout, plan: Mapping[str, Initializer], seed: int) -> torch.Tensor:
-        is_stack = name in self._stacks.members
-        shape, dtype = layout.shape[1:] if is_stack else layout.shape, str(layout.dtype).removeprefix("torch.")
+        form, dtype = self._stacks.form(name), str(layout.dtype).removeprefix("torch.")
+        shape = form.weight_layout(layout).shape
         parts = [part.removeprefix(PARAMS) for part in self._stacks.names(name)]
         values = [torch.from_numpy(np.array(sample(plan[part], seed, part, shape, dtype))) for part in parts]
-        return torch.stack(values) if is_stack else values[0]
+        return form.entry(values, torch.stack)
 
     def place_parameters(self, weights: Mapping[str, torch.Tensor]) -> Tensors:
         """Parameters of the state from whole tensors: this rank's shards."""

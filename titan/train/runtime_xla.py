@@ -1,5 +1,6 @@
 """The devices of the xla executor: starting JAX, placing the initial state, reading values back."""
 
+import functools
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from titan.train.config import Config
 from titan.train.device_order import mesh_order
 from titan.train.runtime import Runtime
 from titan.train.saved_step import open_saved_step, save_step, step_fingerprint
-from titan.train.stacks import Stacks
+from titan.train.stacks import EntryForm, Stacks
 from titan.train.state import PARAMS
 from titan.train.swaps.refusals import kernel_refusals
 
@@ -125,9 +126,9 @@ class XlaRuntime(Runtime):
 
         def parameter(name: str, array: jax.ShapeDtypeStruct) -> jax.Array:
             parts = [member.removeprefix(PARAMS) for member in stacks.names(name)]
-            shape = array.shape[1:] if name in stacks.members else array.shape
+            shape = self._abstract_by_layer[stacks.names(name)[0]].shape
             values = [sample(plan[part], seed, part, shape, array.dtype) for part in parts]
-            return jax.numpy.stack(values) if name in stacks.members else values[0]
+            return stacks.form(name).entry(values, jax.numpy.stack)
 
         def make() -> dict[str, jax.Array]:
             return {
@@ -161,31 +162,32 @@ class XlaRuntime(Runtime):
     def to_arrays(self, state: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         """The state as the checkpoint stores it.
 
-        The parts of a stack are made in host memory where a device has memory of its own, which may have no room for a
-        second copy of the state.
+        Weights out of stacks and segments are made in host memory where a device has memory of its own, which may have
+        no room for a second copy of the state.
         """
         memory = "pinned_host" if self._devices[0].platform != "cpu" else None
         arrays = {}
         for name, array in state.items():
-            members = self._stacks.members.get(name)
-            if members is None:
+            form, members = self._stacks.form(name), self._stacks.names(name)
+            if form == EntryForm():
                 arrays[name] = array
                 continue
             sharding = self._abstract_by_layer[members[0]].sharding
             if memory:
                 sharding = sharding.with_memory_kind(memory)
-            arrays.update(zip(members, jax.jit(tuple, out_shardings=(sharding,) * len(members))(array)))
+            arrays.update(zip(members, jax.jit(_weights(form), out_shardings=(sharding,) * len(members))(array)))
         return arrays
 
     def from_arrays(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The state as the step takes it. What becomes part of a stack is deleted: there may be no room for both."""
+        """The state as the step takes it. What becomes part of a new array is deleted: there may be no room for both."""
         state = {}
         for name, abstract in self._abstract.items():
             parts = [arrays[member] for member in self._stacks.names(name)]
-            if name not in self._stacks.members:
+            form = self._stacks.form(name)
+            if form == EntryForm():
                 state[name] = parts[0]
                 continue
-            state[name] = jax.jit(lambda *parts: jax.numpy.stack(parts), out_shardings=abstract.sharding)(*parts)
+            state[name] = jax.jit(_entry(form), out_shardings=abstract.sharding)(*parts)
             for part in parts:
                 part.delete()
         return state
@@ -216,3 +218,14 @@ class XlaRuntime(Runtime):
 
     def close(self) -> None:
         """Nothing to end: JAX ends with the process."""
+
+
+# One function for each form: JAX compiles a function once for all arrays of one shape.
+@functools.cache
+def _weights(form: EntryForm) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
+    return lambda entry: form.weights(entry, lambda stack, turn: stack[turn])
+
+
+@functools.cache
+def _entry(form: EntryForm) -> Callable[..., jax.Array]:
+    return lambda *weights: form.entry(weights, jax.numpy.stack)

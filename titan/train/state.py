@@ -40,8 +40,9 @@ def parameter_layouts(
     """
     layouts = {}
     for name, weight in model.named_parameters():
-        placements = fsdp_placements(tuple(weight.shape), mesh, policy, plans.get(name, WeightPlan()))
-        layouts[name] = TensorLayout(tuple(weight.shape), weight.dtype, placements)
+        plan = plans.get(name, WeightPlan())
+        placements = fsdp_placements(tuple(weight.shape), mesh, policy, plan)
+        layouts[name] = TensorLayout(plan.stored_shape(tuple(weight.shape)), weight.dtype, placements)
     return {
         name: layout.stacked(len(stacks.members[name])) if name in stacks.members else layout
         for name, layout in layouts.items()

@@ -89,6 +89,8 @@ _FLUX = FluxConfig(
     text_length=3,
     pictures_per_row=2,
 )
+# With heads for four devices to share.
+_FLUX_SHARED = dataclasses.replace(_FLUX, num_heads=4, rope_dims=(2, 2, 4))
 
 
 _KERNELS = {
@@ -112,6 +114,10 @@ _CONFIGS = {
         model=MuseGlimmerConfig(**_SHARED, ffn_dim=FFN_DIM, window=3, global_interval=2, logit_scale=3.0)
     ),
     "flux": Config(model=_FLUX),
+    "flux_shared": Config(model=_FLUX_SHARED),
+    "flux_fused": Config(
+        model=dataclasses.replace(_FLUX_SHARED, split_projection=False, rope="matrix", qkv_unpack="permute")
+    ),
     "flux_kernels": Config(model=_FLUX, **_KERNELS),
     "flux_release": Config(model=dataclasses.replace(_FLUX, rope="matrix", qkv_unpack="permute", attention="sdpa")),
 }

@@ -13,6 +13,7 @@ from titan.models.family import BatchTensor
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
     from titan.models.flux.transformer import FluxTransformerConfig
+    from titan.parallel.parallel_plan import ParallelPlan
 
 MLP_RATIO = 4
 """Inner dim of each feed-forward block, in units of the model dim."""
@@ -107,6 +108,12 @@ class FluxConfig:
         from titan.models.flux.components import flux_components
 
         return flux_components(self)
+
+    def tensor_parallel_plan(self) -> "ParallelPlan":
+        """How tensor parallelism splits the model."""
+        from titan.models.flux.parallel_plan import flux_plan
+
+        return flux_plan()
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the format of Diffusers' FluxTransformer2DModel. Imports torch."""

@@ -6,6 +6,7 @@ Shapes: B batch, P pictures of a row, T tokens, E model dim, F inner dim of the 
 """
 
 import dataclasses
+import fractions
 from typing import Any
 
 import torch
@@ -41,11 +42,13 @@ class FusedProjection(nn.Module):
     def __init__(self, config: FusedProjectionConfig):
         super().__init__()
         self.linear = config.linear.build()
-        self.sizes = (config.qkv_dim, config.linear.out_dim - config.qkv_dim)
+        self.share = fractions.Fraction(config.qkv_dim, config.linear.out_dim)
 
     def forward(self, x_BTE: Tensor) -> tuple[Tensor, Tensor]:
         """[B, T, 3 N D] for queries, keys and values, and [B, T, F] for the feed-forward."""
-        return self.linear(x_BTE).split(self.sizes, dim=-1)
+        both = self.linear(x_BTE)
+        qkv_dim = int(self.share * both.shape[-1])  # of a device's part of both
+        return both.split((qkv_dim, both.shape[-1] - qkv_dim), dim=-1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -66,8 +66,9 @@ class VocabularyCrossEntropy(nn.Module):
 
 
 def vocabulary_cross_entropy_rules(config: Config) -> tuple[Rule, ...]:
-    """Replaces the loss where the vocabulary is split; the fused loss knows of it by itself."""
-    if config.parallelism.tensor_parallel == 1 or config.fused_linear_cross_entropy.enable:
+    """Replaces the loss where a vocabulary is split; the fused loss knows of it by itself."""
+    has_vocabulary = hasattr(config.model, "vocab_size")
+    if config.parallelism.tensor_parallel == 1 or config.fused_linear_cross_entropy.enable or not has_vocabulary:
         return ()
     return (
         Rule(
