@@ -31,7 +31,7 @@ class Whole(enum.Enum):
     Attributes:
       ON_PARTS: a device's part of the heads or of the inner dim: its gradient is a part of the whole one.
       ON_TOKENS: the residual stream: its gradient is a part where sequence parallelism splits the tokens.
-      ON_SUM: a part of a sum, to which each device adds its share of the weight (a bias).
+      ON_SUM: a part of a sum, to which each device adds its share of the weight, a bias: its gradient is whole.
     """
 
     ON_PARTS = "on_parts"

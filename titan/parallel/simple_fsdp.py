@@ -71,7 +71,8 @@ def fsdp_placements(
 ) -> tuple[Placement, ...]:
     """The placements of a stored weight: sharded on the first dim that the shard axes divide, else replicated.
 
-    A weight in segments is stored as a stack of them, whose first dim no axis shards. A dim that the plan splits is no dim for the shard axes, nor is an axis of the plan's a shard axis of this weight.
+    A weight in segments is stored as a stack of them, whose first dim no axis shards. A dim that the plan splits is no
+    dim for the shard axes, nor is an axis of the plan's a shard axis of this weight.
 
     Args:
       shape: the weight's global shape.
@@ -136,8 +137,6 @@ class _ReadWeight(torch.autograd.Function):
         ]
         if policy.reduce_dtype is not None:
             grad = grad.to(policy.reduce_dtype)
-        if plan.num_shares > 1:
-            grad = grad / plan.num_shares
         if plan.segments is not None:
             grad = plan.segments.cut(grad)
         reduced = DTensor.from_local(

@@ -132,7 +132,7 @@ def tensor_parallel_weights(
             segments = Segments(placement.dim, placement.segments) if placement.segments > 1 else None
             plans[name] = WeightPlan(shards={axis: placement.dim}, segments=segments)
         elif placement is Whole.ON_SUM:
-            plans[name] = WeightPlan(partial=(axis,), num_shares=size)
+            plans[name] = WeightPlan(num_shares=size)
         elif placement is Whole.ON_PARTS or sequence_parallel:
             plans[name] = WeightPlan(partial=(axis,))
     return plans

@@ -19,7 +19,7 @@ class WeightPlan:
       segments: of the dim that an axis splits, each of which it splits; None: the dim is one. The weight is stored as
         the stack of them, of which `shards` names the dims without the first.
       num_shares: of a weight that is added to each of so many parts of a sum, as the bias of a projection whose input
-        is split: a device uses this part of it, and has this part of its gradient.
+        is split: a device uses one share of it. What it has as the share's gradient, that of the sum, is the weight's.
 
     Raises:
       ValueError: an axis is in both.

@@ -76,6 +76,25 @@ def test_samples_are_in_tensorboard_and_change_with_the_weights(whole):
     assert not np.array_equal(first, second)
 
 
+def test_layers_split_over_devices_make_the_same_steps_samples_and_checkpoint(workplace, whole):
+    flags = "--parallelism.num_devices=4", "--parallelism.tensor_parallel=2", "--tpu_config.use_scan_layers"
+    split = _train(workplace, "split", "--training.steps=6", *flags)
+    expected, got = reported_losses(whole), reported_losses(split)
+    assert sorted(got) == [1, 2, 3, 4, 5, 6]
+    for step, losses in got.items():
+        assert [*losses] == pytest.approx([*expected[step]], rel=1e-5)  # float32, sums in another order
+    for name, sheet in _sheets(whole).items():
+        # An element of a sheet is rounded; a few may fall on the other side.
+        assert np.abs(_sheets(split)[name].astype(int) - sheet).max() <= 1
+    losses = [json.loads((folder / "summary.json").read_text())["validation_loss"] for folder in (split, whole)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    state, expected_state = saved_state(split, 6), saved_state(whole, 6)
+    assert {name: array.shape for name, array in state.items()} == {n: a.shape for n, a in expected_state.items()}
+    for name, array in expected_state.items():
+        if name.startswith("exp_avg/"):  # a mean of gradients; AdamW makes a step of any size of a gradient near zero
+            assert np.abs(state[name] - array).max() <= 1e-4 * np.abs(array).max(), name
+
+
 def test_two_processes_of_pytorch_make_the_same_steps_and_samples(workplace, whole):
     eager = "--tpu_config.use_graph_trainer=false", "--compile.enable=false", "--parallelism.num_devices=2"
     other = _train(workplace, "eager", "--training.steps=3", *eager)

@@ -179,7 +179,7 @@ class XlaRuntime(Runtime):
         return arrays
 
     def from_arrays(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """The state as the step takes it. What becomes part of a new array is deleted: there may be no room for both."""
+        """The state as the step takes it. What becomes part of a new array is deleted: there may be no room for two."""
         state = {}
         for name, abstract in self._abstract.items():
             parts = [arrays[member] for member in self._stacks.names(name)]
