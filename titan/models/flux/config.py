@@ -113,7 +113,7 @@ class FluxConfig:
         """How tensor parallelism splits the model."""
         from titan.models.flux.parallel_plan import flux_plan
 
-        return flux_plan()
+        return flux_plan(mlp_ratio=MLP_RATIO)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the format of Diffusers' FluxTransformer2DModel. Imports torch."""

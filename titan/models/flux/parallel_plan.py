@@ -4,7 +4,6 @@ Attention has its heads split, each feed-forward its inner dim, and modulations 
 together for all devices. Devices have all tokens between the blocks.
 """
 
-from titan.models.flux.config import MLP_RATIO
 from titan.parallel.parallel_plan import Border, ModulePlan, ParallelPlan, Split, Whole
 
 _QKV = 3  # queries, keys and values: matrices one below the other, of each of which a device has a slice
@@ -41,32 +40,34 @@ _STREAM = {
     "feed_forward.w_out": _columns(),
 }
 
-# The inner dim of the feed-forward lies beside the heads in a single block's output matrix, and may lie so in its
-# projection. In units of the model dim, of which there are whole numbers of both, all of it is equal segments.
-_SINGLE_BLOCK = {
-    "modulation.linear": _MODULATION,
-    "projection": ModulePlan(border=Border.BEGIN),
-    "projection.linear": _rows(_QKV + MLP_RATIO),
-    "projection.qkv": _rows(_QKV),
-    "projection.feed_forward": _rows(MLP_RATIO),
-    "qkv.q_norm": _NORM_OF_HEADS,
-    "qkv.k_norm": _NORM_OF_HEADS,
-    "out": _columns(1 + MLP_RATIO, Border.END),
-}
 
-_MODULES = {
-    "image_in": _ON_TOKENS,
-    "text_in": _ON_TOKENS,
-    "time_in.*": _EMBEDDER,
-    "pooled_in.*": _EMBEDDER,
-    "guidance_in.*": _EMBEDDER,
-    **{f"double_blocks.*.{kind}.{name}": plan for kind in ("text", "image") for name, plan in _STREAM.items()},
-    **{f"single_blocks.*.{name}": plan for name, plan in _SINGLE_BLOCK.items()},
-    "final_modulation.linear": _MODULATION,
-    "head": _ON_TOKENS,
-}
+def flux_plan(*, mlp_ratio: int) -> ParallelPlan:
+    """The plan of every size and form of the transformer.
 
-
-def flux_plan() -> ParallelPlan:
-    """The plan of every size and form of the transformer."""
-    return ParallelPlan(_MODULES, ("num_heads",), splits_tokens=False)
+    Args:
+      mlp_ratio: inner dim of each feed-forward, in units of the model dim.
+    """
+    # The inner dim of the feed-forward lies beside the heads in a single block's output matrix, and may lie so in its
+    # projection. Both are whole numbers of model dims, so that all of it is equal segments.
+    single_block = {
+        "modulation.linear": _MODULATION,
+        "projection": ModulePlan(border=Border.BEGIN),
+        "projection.linear": _rows(_QKV + mlp_ratio),
+        "projection.qkv": _rows(_QKV),
+        "projection.feed_forward": _rows(mlp_ratio),
+        "qkv.q_norm": _NORM_OF_HEADS,
+        "qkv.k_norm": _NORM_OF_HEADS,
+        "out": _columns(1 + mlp_ratio, Border.END),
+    }
+    modules = {
+        "image_in": _ON_TOKENS,
+        "text_in": _ON_TOKENS,
+        "time_in.*": _EMBEDDER,
+        "pooled_in.*": _EMBEDDER,
+        "guidance_in.*": _EMBEDDER,
+        **{f"double_blocks.*.{kind}.{name}": plan for kind in ("text", "image") for name, plan in _STREAM.items()},
+        **{f"single_blocks.*.{name}": plan for name, plan in single_block.items()},
+        "final_modulation.linear": _MODULATION,
+        "head": _ON_TOKENS,
+    }
+    return ParallelPlan(modules, ("num_heads",), splits_tokens=False)
