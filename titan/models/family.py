@@ -23,12 +23,15 @@ class BatchTensor:
       shape: the shape of one row; a batch has it behind [microbatch, row].
       ignored: the value of this tensor's elements that the loss does not count. None: not this tensor tells which
         elements count. In each batch exactly one tensor does.
+      tokens: what the first dim of a row is. "sequence": tokens, each of which sees those before it; "set": tokens that
+        see one another; "": not tokens.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     ignored: int | None = None
+    tokens: str = "sequence"
 
 
 class ModelConfig(Protocol):

@@ -2,7 +2,7 @@
 
 With n devices a sequence is 2n chunks, of which device r has the chunks r and 2n - 1 - r. A causal query sees all
 earlier tokens, so that one of these chunks has as much more to see than the mean as the other has less: every device
-has the same work.
+has the same work. Tokens that all see one another need no such order: each device has an equal part of them.
 """
 
 import torch
@@ -13,6 +13,8 @@ from titan.parallel.mesh_axis import MeshAxis
 from titan.parallel.trace_mark import traced_as
 
 CHUNKS_PER_DEVICE = 2
+
+_MARK = "token_gather"  # on ops whose results are as large as the whole sequence
 
 
 def chunk_order(num_devices: int) -> tuple[int, ...]:
@@ -41,8 +43,14 @@ def gather_tokens(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
       axis: along which sequences are split.
       dim: of x, along which its tokens lie.
     """
-    with traced_as("token_gather"):  # results as large as the whole sequence
+    with traced_as(_MARK):
         by_device = gather_to_parts(x.unsqueeze(0), axis, 0)  # [device, ...]
         first, second = by_device.unflatten(dim + 1, (CHUNKS_PER_DEVICE, -1)).unbind(dim + 1)
         chunks = torch.cat((first, second.flip(0)))  # [chunk, ...]
         return chunks.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def gather_set(x: Tensor, axis: MeshAxis, dim: int) -> Tensor:
+    """As `gather_tokens` for tokens of which each device has a part in no order: first those of device 0, and so on."""
+    with traced_as(_MARK):
+        return gather_to_parts(x, axis, dim)

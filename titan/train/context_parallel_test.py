@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.graph.dialect import graphs_of
 from titan.graph.executors.torch import place_local
@@ -15,7 +14,6 @@ from titan.graph.executors.xla import jax_mesh, sharding
 from titan.parallel.mesh import MeshSpec
 from titan.train.config import Config, TrainingConfig
 from titan.train.mesh_axes import data_share
-from titan.train.recipes.flux_debug import RECIPE as FLUX_RECIPE
 from titan.train.state import LEARNING_RATE, batch_layouts
 from titan.train.steps_for_test import (
     BATCH,
@@ -118,15 +116,15 @@ def test_validation_equals_one_device():
 
 def test_each_device_has_the_same_number_of_keys_to_see():
     """With equal chunks in the order of the sequence, the last device would have seven times the first one's work."""
-    ids = np.ones((1, 1, LENGTH), np.int32)
-    index = in_mesh_order({"index": np.arange(LENGTH)[None, None], "ids": ids}, CP4)["index"]
+    tensors = Config().model.batch_tensors(LENGTH)
+    index = in_mesh_order({"positions": np.arange(LENGTH)[None, None]}, CP4, tensors)["positions"]
     seen = (index[0, 0].reshape(4, -1) + 1).sum(axis=1)
     assert len(set(seen)) == 1
 
 
 def test_tokens_keep_their_labels_positions_and_documents():
     whole = batch()
-    moved = in_mesh_order(whole, FSDP_CP4)
+    moved = in_mesh_order(whole, FSDP_CP4, Config().model.batch_tensors(LENGTH))
     names = [name for name in whole if name != LEARNING_RATE]
     assert moved[LEARNING_RATE] == whole[LEARNING_RATE]
     for row in range(BATCH):
@@ -175,9 +173,3 @@ def test_what_cannot_be_split_is_refused(changes, message):
     with pytest.raises(ConfigError) as error:
         dataclasses.replace(config, **changes).validate()
     assert str(error.value) == message
-
-
-def test_a_model_without_causal_attention_is_refused():
-    with pytest.raises(ConfigError, match="^--parallelism.context_parallel: .*Flux.*; leave it at 1$"):
-        parse(["flux_debug", "--parallelism.context_parallel=2"], FLUX_RECIPE)
-    parse(["flux_debug"], FLUX_RECIPE)

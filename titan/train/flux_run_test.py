@@ -76,9 +76,9 @@ def test_samples_are_in_tensorboard_and_change_with_the_weights(whole):
     assert not np.array_equal(first, second)
 
 
-def test_layers_split_over_devices_make_the_same_steps_samples_and_checkpoint(workplace, whole):
-    flags = "--parallelism.num_devices=4", "--parallelism.tensor_parallel=2", "--tpu_config.use_scan_layers"
-    split = _train(workplace, "split", "--training.steps=6", *flags)
+def test_layers_and_rows_split_over_devices_make_the_same_steps_samples_and_checkpoint(workplace, whole):
+    split = "--parallelism.tensor_parallel=2", "--parallelism.context_parallel=2", "--parallelism.num_devices=4"
+    split = _train(workplace, "split", "--training.steps=6", *split, "--tpu_config.use_scan_layers")
     expected, got = reported_losses(whole), reported_losses(split)
     assert sorted(got) == [1, 2, 3, 4, 5, 6]
     for step, losses in got.items():

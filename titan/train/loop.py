@@ -206,7 +206,8 @@ class _Loop:
         """[rows, ...] to [microbatch, rows, ...], tokens in the order of the mesh."""
         num = self._run.config.training.microbatches
         batch = {name: array.reshape(num, -1, *array.shape[1:]) for name, array in rows.items()}
-        return in_mesh_order(batch, self._run.mesh)
+        tensors = self._run.config.model.batch_tensors(self._run.config.training.sequence_length)
+        return in_mesh_order(batch, self._run.mesh, tensors)
 
     def _read_pending(self) -> None:
         """Waits for the metrics of the step before the one just dispatched, and reports them."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from titan.core.config.validate import ConfigError
-from titan.models.decoder_family import DecoderFamily
+from titan.models.flux.config import FluxConfig
 
 
 def check_context_parallel(config: Any) -> None:
@@ -11,14 +11,9 @@ def check_context_parallel(config: Any) -> None:
     size, length = config.parallelism.context_parallel, config.training.sequence_length
     if size == 1:
         return
-    if not isinstance(config.model, DecoderFamily):
-        raise ConfigError(
-            "parallelism.context_parallel",
-            "it splits causal attention over tokens, of which "
-            f"a {type(config.model).__name__.removesuffix('Config')} has none",
-            "leave it at 1",
-        )
-    if length % (2 * size):
+    if isinstance(config.model, FluxConfig):
+        _check_sets(config.model, length, size)
+    elif length % (2 * size):
         raise ConfigError(
             "training.sequence_length",
             f"{length} tokens cannot be split into two chunks for each of context_parallel={size} devices",
@@ -30,6 +25,23 @@ def check_context_parallel(config: Any) -> None:
             "splash_attention_kernel.implementation",
             "tokamax's kernel takes whole sequences, which context_parallel splits",
             "give auto, jax or xla",
+        )
+
+
+def _check_sets(model: FluxConfig, length: int, size: int) -> None:
+    """Raises ConfigError where text and pictures of a row of so many tokens cannot both be split over devices."""
+    image_length, num_texts = model.image_length(length), model.pictures_per_row
+    if num_texts * model.text_length % size:
+        raise ConfigError(
+            "model.text_length",
+            f"{num_texts} x {model.text_length} tokens of text cannot be split over context_parallel={size}",
+            f"give a multiple of {size}",
+        )
+    if image_length % size:
+        raise ConfigError(
+            "training.sequence_length",
+            f"the {image_length} of {length} tokens that are for pictures cannot be split over context_parallel={size}",
+            f"give {length + -image_length % size}",
         )
 
 

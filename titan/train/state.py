@@ -72,16 +72,16 @@ def batch_layouts(
     """Layouts of a batch, in the order in which a step takes it.
 
     Args:
-      tensors: those of the model, of which names and dtypes are taken.
+      tensors: those of the model, of which shapes are not taken.
       shapes: global shape of each tensor of the batch: [microbatch, row, position, ...] for the model's, whose rows are
-        split over the batch axes and positions over the sequence axis, and () for the float32 learning rate, where
-        there is one.
+        split over the batch axes and tokens over the sequence axis, and () for the float32 learning rate, where there
+        is one.
     """
-    dims = {**dict.fromkeys(BATCH_AXES, 1), SEQUENCE_AXIS: 2}
-    placements = tuple(Shard(dims[name]) if name in dims else Replicate() for name in mesh.axis_names)
-    layouts = {
-        tensor.name: TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements) for tensor in tensors
-    }
+    layouts = {}
+    for tensor in tensors:
+        dims = {**dict.fromkeys(BATCH_AXES, 1), **({SEQUENCE_AXIS: 2} if tensor.tokens else {})}
+        placements = tuple(Shard(dims[name]) if name in dims else Replicate() for name in mesh.axis_names)
+        layouts[tensor.name] = TensorLayout(shapes[tensor.name], getattr(torch, tensor.dtype), placements)
     if LEARNING_RATE in shapes:
         layouts[LEARNING_RATE] = TensorLayout(shapes[LEARNING_RATE], torch.float32, replicated(mesh))
     return layouts

@@ -25,7 +25,7 @@ from titan.parallel.weight_plan import WeightPlans
 from titan.train.adamw import adamw
 from titan.train.config import OptimizerConfig
 from titan.train.expert_balance import ExpertBalance
-from titan.train.mesh_axes import BATCH_AXES
+from titan.train.mesh_axes import BATCH_AXES, SEQUENCE_AXIS
 from titan.train.state import (
     EXP_AVG,
     EXP_AVG_SQ,
@@ -132,7 +132,8 @@ class StepBuilder:
                 rows = tuple(batch[tensor.name][0] for tensor in inputs)
                 prediction = torch.func.functional_call(model, weights, rows).to(torch.float32)
                 if mesh is not None:
-                    placements = [Shard(0) if name in BATCH_AXES else Replicate() for name in mesh.mesh_dim_names]
+                    dims = {**dict.fromkeys(BATCH_AXES, 0), SEQUENCE_AXIS: 1}
+                    placements = [Shard(dims[name]) if name in dims else Replicate() for name in mesh.mesh_dim_names]
                     prediction = DTensor.from_local(prediction, mesh, placements, run_check=False)
                     prediction = prediction.redistribute(placements=[Replicate()] * len(placements)).to_local()
             return {}, {"prediction": prediction}

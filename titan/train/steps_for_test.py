@@ -220,7 +220,8 @@ def _builder(case: Case) -> tuple[StepBuilder, Stacks]:
 
 
 def _batch(case: Case) -> dict[str, np.ndarray]:
-    return in_mesh_order(picture_batch() if case.model.startswith("flux") else batch(case.microbatches), case.mesh)
+    arrays = picture_batch() if case.model.startswith("flux") else batch(case.microbatches)
+    return in_mesh_order(arrays, case.mesh, case.config.model.batch_tensors(LENGTH))
 
 
 @functools.cache

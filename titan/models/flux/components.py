@@ -7,11 +7,12 @@ from titan.models.flux.embedders import EmbedderConfig
 from titan.models.flux.feed_forward import GeluFeedForwardConfig
 from titan.models.flux.flow_loss import FlowLossConfig
 from titan.models.flux.modulation import ModulationConfig
+from titan.models.flux.picture_times import PictureTimesConfig
 from titan.models.flux.qkv import QkvConfig
 from titan.models.flux.rope import FluxRopeConfig, MatrixRotaryConfig
 from titan.models.flux.single_block import FusedProjectionConfig, SingleBlockConfig, SplitProjectionConfig
 from titan.models.flux.transformer import FluxTransformerConfig
-from titan.models.layers.attention import MathAttentionConfig, SdpaAttentionConfig
+from titan.models.layers.attention import MathAttentionConfig, SdpaAttentionConfig, SegmentMaskConfig
 from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RotaryConfig
@@ -36,6 +37,8 @@ def flux_components(config: FluxConfig) -> FluxTransformerConfig:
         pooled_in=_embedder(config.pooled_dim, dim),
         guidance_in=_embedder(SINUSOID_DIM, dim) if config.guidance_embedding else None,
         rope=FluxRopeConfig(config.rope_dims, matrices=config.rope == "matrix"),
+        mask=SegmentMaskConfig(),
+        picture_times=PictureTimesConfig(),
         double_blocks=(_double_block(config),) * config.num_double_blocks,
         single_blocks=(_single_block(config),) * config.num_single_blocks,
         final_modulation=_modulation(dim, 2),

@@ -145,16 +145,17 @@ class FluxConfig:
         """
         image_length, num_pictures = self.image_length(sequence_length), self.pictures_per_row
         text_length = num_pictures * self.text_length
-        guidance = (BatchTensor("guidance", "float32", (num_pictures,)),) if self.guidance_embedding else ()
+        of_image, of_text, of_picture = (image_length,), (text_length,), (num_pictures,)
+        guidance = (BatchTensor("guidance", "float32", of_picture, tokens=""),) if self.guidance_embedding else ()
         return (
-            BatchTensor("latents", "float32", (image_length, self.in_channels)),
-            BatchTensor("noise", "float32", (image_length, self.in_channels)),
-            BatchTensor("timestep", "float32", (image_length,)),
-            BatchTensor("image_positions", "int32", (image_length, 3)),
-            BatchTensor("image_segment_ids", "int32", (image_length,), ignored=0),
-            BatchTensor("text", "float32", (text_length, self.text_dim)),
-            BatchTensor("text_segment_ids", "int32", (text_length,)),
-            BatchTensor("pooled", "float32", (num_pictures, self.pooled_dim)),
+            BatchTensor("latents", "float32", (*of_image, self.in_channels), tokens="set"),
+            BatchTensor("noise", "float32", (*of_image, self.in_channels), tokens="set"),
+            BatchTensor("timestep", "float32", of_image, tokens="set"),
+            BatchTensor("image_positions", "int32", (*of_image, 3), tokens="set"),
+            BatchTensor("image_segment_ids", "int32", of_image, ignored=0, tokens="set"),
+            BatchTensor("text", "float32", (*of_text, self.text_dim), tokens="set"),
+            BatchTensor("text_segment_ids", "int32", of_text, tokens="set"),
+            BatchTensor("pooled", "float32", (*of_picture, self.pooled_dim), tokens=""),
             *guidance,
         )
 
@@ -163,7 +164,7 @@ class FluxConfig:
         noised, _, timestep, *others = self.batch_tensors(sequence_length)
         return (
             dataclasses.replace(noised, name="noised"),
-            dataclasses.replace(timestep, shape=(self.pictures_per_row,)),
+            dataclasses.replace(timestep, shape=(self.pictures_per_row,), tokens=""),
             *others,
         )
 

@@ -18,9 +18,10 @@ from titan.models.flux.double_block import DoubleBlockConfig
 from titan.models.flux.embedders import EmbedderConfig, sinusoid
 from titan.models.flux.flow_loss import FlowLossConfig
 from titan.models.flux.modulation import ModulationConfig, modulated_norm
+from titan.models.flux.picture_times import PictureTimesConfig
 from titan.models.flux.rope import FluxRopeConfig
 from titan.models.flux.single_block import SingleBlockConfig
-from titan.models.layers.attention import segment_mask
+from titan.models.layers.attention import SegmentMaskConfig
 from titan.models.layers.linear import LinearConfig
 
 
@@ -38,6 +39,8 @@ class FluxTransformerConfig:
       pooled_in: embedder of the pooled text embedding.
       guidance_in: embedder of the guidance scale's sinusoid; None: the model has no such input.
       rope: what rotates the heads of all blocks.
+      mask: node whose module maps segment ids to which tokens see which.
+      picture_times: gives each picture's timestep for the loss, where each token has one.
       double_blocks: one node per double-stream block.
       single_blocks: one node per single-stream block.
       final_modulation: gives scale and shift of the last norm.
@@ -51,6 +54,8 @@ class FluxTransformerConfig:
     pooled_in: EmbedderConfig
     guidance_in: EmbedderConfig | None
     rope: FluxRopeConfig
+    mask: SegmentMaskConfig
+    picture_times: PictureTimesConfig
     double_blocks: tuple[DoubleBlockConfig, ...]
     single_blocks: tuple[SingleBlockConfig, ...]
     final_modulation: ModulationConfig
@@ -79,6 +84,8 @@ class FluxTransformer(nn.Module):
         self.pooled_in = config.pooled_in.build()
         self.guidance_in = config.guidance_in.build() if config.guidance_in is not None else None
         self.rope = config.rope.build()
+        self.mask = config.mask.build()
+        self.picture_times = config.picture_times.build()
         self.double_blocks = nn.ModuleList(block.build() for block in config.double_blocks)
         self.single_blocks = nn.ModuleList(block.build() for block in config.single_blocks)
         self.final_modulation = config.final_modulation.build()
@@ -114,7 +121,7 @@ class FluxTransformer(nn.Module):
         text_length = text_BXS.shape[1]
         text_positions_BX3 = image_positions_BI3.new_zeros((*text_BXS.shape[:2], 3))
         rope = self.rope(torch.cat((text_positions_BX3, image_positions_BI3), dim=1))
-        mask = segment_mask(torch.cat((text_segment_ids_BX, image_segment_ids_BI), dim=1))
+        mask = self.mask(torch.cat((text_segment_ids_BX, image_segment_ids_BI), dim=1))
 
         streams = self.text_in(text_BXS), self.image_in(noised_BIC)
         for block in self.double_blocks:
@@ -149,7 +156,7 @@ class FluxTransformer(nn.Module):
         t_BI1 = timestep_BI.unsqueeze(-1)
         prediction_BIC = self(
             (1.0 - t_BI1) * latents_BIC + t_BI1 * noise_BIC,
-            _of_pictures(timestep_BI, image_segment_ids_BI, num_pictures=pooled_BPK.shape[1]),
+            self.picture_times(timestep_BI, image_segment_ids_BI, pooled_BPK.shape[1]),
             image_positions_BI3,
             image_segment_ids_BI,
             text_BXS,
@@ -158,10 +165,3 @@ class FluxTransformer(nn.Module):
             guidance_BP,
         )
         return self.flow_loss(prediction_BIC, latents_BIC, noise_BIC, image_segment_ids_BI)
-
-
-def _of_pictures(timestep_BI: Tensor, segment_ids_BI: Tensor, *, num_pictures: int) -> Tensor:
-    """The timestep of each picture [B, P], out of that of its tokens; 0 for a picture that a row has not."""
-    pictures_P = torch.arange(1, num_pictures + 1, device=segment_ids_BI.device, dtype=segment_ids_BI.dtype)
-    is_own_BIP = segment_ids_BI.unsqueeze(-1) == pictures_P
-    return torch.where(is_own_BIP, timestep_BI.unsqueeze(-1), 0.0).amax(1)

@@ -67,6 +67,23 @@ class CausalSegmentMask(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
+class SegmentMaskConfig:
+    """Configuration of `SegmentMask`."""
+
+    def build(self) -> "SegmentMask":
+        """The module, which has no parameters."""
+        return SegmentMask()
+
+
+class SegmentMask(nn.Module):
+    """`segment_mask` as a node that can be swapped."""
+
+    def forward(self, segment_ids_BT: Tensor) -> AttentionMask:
+        """The mask of a whole batch."""
+        return segment_mask(segment_ids_BT)
+
+
+@dataclasses.dataclass(frozen=True)
 class MathAttentionConfig:
     """Configuration of `MathAttention`.
 

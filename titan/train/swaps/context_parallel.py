@@ -7,13 +7,21 @@ from typing import Any
 from torch import Tensor, nn
 
 from titan.core.config.rewrite import Rule
-from titan.models.layers.attention import CausalSegmentMaskConfig, MathAttentionConfig, SdpaAttentionConfig
-from titan.parallel.context_parallel import gather_tokens
+from titan.models.flux.config import FluxConfig
+from titan.models.flux.picture_times import PictureTimesConfig
+from titan.models.layers.attention import (
+    CausalSegmentMaskConfig,
+    MathAttentionConfig,
+    SdpaAttentionConfig,
+    SegmentMaskConfig,
+)
+from titan.parallel.context_parallel import gather_set, gather_tokens
 from titan.parallel.mesh_axis import MeshAxis
 from titan.train.config import Config
 from titan.train.mesh_axes import SEQUENCE_AXIS
 from titan.train.swaps.splash_attention import SplashAttentionConfig
-from titan.train.swaps.split_mask import SplitMask, SplitMaskConfig
+from titan.train.swaps.split_mask import SplitMask, SplitMaskConfig, SplitSegmentMaskConfig
+from titan.train.swaps.split_picture_times import SplitPictureTimesConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +55,8 @@ class GatheredAttention(nn.Module):
 
     def forward(self, q_BNTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, mask: SplitMask) -> Tensor:
         """Attends from each query to the keys that mask and window allow; returns [B, N, T, D] in q's dtype."""
-        k_BKSD, v_BKSD = (gather_tokens(x, self._axis, dim=2) for x in (k_BKTD, v_BKTD))
+        gather = gather_tokens if self.config.inner.causal else gather_set
+        k_BKSD, v_BKSD = (gather(x, self._axis, dim=2) for x in (k_BKTD, v_BKTD))
         return self.inner(q_BNTD, k_BKSD, v_BKSD, mask)
 
 
@@ -55,12 +64,16 @@ def context_parallel_rules(config: Config) -> tuple[Rule, ...]:
     """Replaces masks and wraps inner attentions, those put in by other swaps included, where sequences are split."""
     if config.parallelism.context_parallel == 1:
         return ()
+    if isinstance(config.model, FluxConfig):
+        of_model = (
+            Rule(name="split_mask", type=SegmentMaskConfig, replace=SplitSegmentMaskConfig(SEQUENCE_AXIS)),
+            Rule(name="split_times", type=PictureTimesConfig, replace=SplitPictureTimesConfig(SEQUENCE_AXIS)),
+        )
+    else:
+        mask = SplitMaskConfig(SEQUENCE_AXIS)
+        of_model = (Rule(name="split_mask", type=CausalSegmentMaskConfig, replace=mask),)
     return (
-        Rule(
-            name="split_mask",
-            type=CausalSegmentMaskConfig,
-            replace=lambda _: SplitMaskConfig(SEQUENCE_AXIS),
-        ),
+        *of_model,
         Rule(
             name="gathered_attention",
             type=(MathAttentionConfig, SdpaAttentionConfig, SplashAttentionConfig),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from titan.parallel.context_parallel import chunk_starts, gather_tokens
+from titan.parallel.context_parallel import chunk_starts, gather_set, gather_tokens
 from titan.parallel.mesh_axis import MeshAxis
 
 
@@ -20,7 +20,7 @@ class SplitMask(NamedTuple):
     Attributes:
       segment_ids_BT: integer document ids of the queries.
       kv_segment_ids_BS: those of the keys, in the order of the sequence.
-      query_starts_C: int32, place of the first query of each chunk.
+      query_starts_C: int32, place of the first query of each chunk; 0 where places do not matter.
       allowed_BTS: bool, true where query t sees key s.
     """
 
@@ -78,3 +78,36 @@ class SplitCausalSegmentMask(nn.Module):
         causal_TS = _places_before(starts_C, num_queries, ids_BS.shape[1]) >= 0
         allowed_BTS = causal_TS & (segment_ids_BT.unsqueeze(2) == ids_BS.unsqueeze(1))
         return SplitMask(segment_ids_BT, ids_BS, starts_C, allowed_BTS)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitSegmentMaskConfig:
+    """Configuration of `SplitSegmentMask`.
+
+    Attributes:
+      axis: the mesh axis that splits rows.
+    """
+
+    axis: str
+
+    def build(self) -> "SplitSegmentMask":
+        """The module, which has no parameters; it runs on a mesh with that axis alone."""
+        return SplitSegmentMask(self)
+
+
+class SplitSegmentMask(nn.Module):
+    """`SegmentMask` of rows whose tokens are split along a mesh axis; keys are in the order of `gather_set`."""
+
+    def __init__(self, config: SplitSegmentMaskConfig):
+        super().__init__()
+        self.config = config
+
+    def bind_axes(self, axes: Mapping[str, MeshAxis]) -> None:
+        """Takes the axes of the mesh that it runs on."""
+        self._axis = axes[self.config.axis]
+
+    def forward(self, segment_ids_BT: Tensor) -> SplitMask:
+        """The mask of this device's part of a batch."""
+        ids_BS = gather_set(segment_ids_BT, self._axis, dim=1)
+        starts_C = torch.zeros(1, dtype=torch.int32, device=segment_ids_BT.device)
+        return SplitMask(segment_ids_BT, ids_BS, starts_C, segment_ids_BT.unsqueeze(2) == ids_BS.unsqueeze(1))
