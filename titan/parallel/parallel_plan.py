@@ -42,11 +42,14 @@ class Border(enum.Enum):
       BLOCK: its first argument [B, T, E] becomes all tokens, and its result, a part of a sum, the sum's own tokens.
       VOCABULARY: it looks up token ids in its slice of a table, and its result is the sum over slices, own tokens only.
       LOSS: its first argument [B, T, E] becomes all tokens. The module itself sums over slices of the vocabulary.
+      SHARED: it computes a slice of the parts that `ParallelPlan.shared` names, side by side in the last dim of its
+        result. Where they are fewer than the devices, each part is put together on all of the devices that share it.
     """
 
     BLOCK = "block"
     VOCABULARY = "vocabulary"
     LOSS = "loss"
+    SHARED = "shared"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,21 @@ class ModulePlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedParts:
+    """Equal parts that may be fewer than the devices: as many devices that follow one another then need the same one.
+
+    Attributes:
+      name: the hyperparameter that is their number, a field of the model's configuration.
+      num_parts: its value.
+      part_size: elements of a part, of which each of the devices that share it computes as many.
+    """
+
+    name: str
+    num_parts: int
+    part_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ParallelPlan:
     """How tensor parallelism splits the models of a family.
 
@@ -70,10 +88,12 @@ class ParallelPlan:
       modules: pattern of module paths to plan. `*` stands for any part of a path, dots included: layers in a loop have
         one name more than layers by themselves.
       sizes: the hyperparameters, by field of the model's configuration, that the number of devices must divide.
+      shared: the parts that modules with the border SHARED compute; None: there are none.
     """
 
     modules: Mapping[str, ModulePlan]
     sizes: tuple[str, ...]
+    shared: SharedParts | None = None
 
     def of(self, path: str) -> ModulePlan | None:
         """The plan of the module at a path; None if it has none.
