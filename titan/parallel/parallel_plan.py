@@ -50,6 +50,8 @@ class Border(enum.Enum):
         of its argument is a part of the whole one, which is for the weights that this comes from to know.
       VOCABULARY: it looks up token ids in its slice of a table, and its result is the sum over slices, own tokens only.
       LOSS: its first argument [B, T, E] becomes all tokens. The module itself sums over slices of the vocabulary.
+      SHARED: it computes a slice of the parts that `ParallelPlan.shared` names, side by side in the last dim of its
+        result. Where they are fewer than the devices, each part is put together on all of the devices that share it.
     """
 
     BLOCK = "block"
@@ -58,6 +60,7 @@ class Border(enum.Enum):
     FEATURES = "features"
     VOCABULARY = "vocabulary"
     LOSS = "loss"
+    SHARED = "shared"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +77,21 @@ class ModulePlan:
 
 
 @dataclasses.dataclass(frozen=True)
+class SharedParts:
+    """Equal parts that may be fewer than the devices: as many devices that follow one another then need the same one.
+
+    Attributes:
+      name: the hyperparameter that is their number, a field of the model's configuration.
+      num_parts: its value.
+      part_size: elements of a part, of which each of the devices that share it computes as many.
+    """
+
+    name: str
+    num_parts: int
+    part_size: int
+
+
+@dataclasses.dataclass(frozen=True)
 class ParallelPlan:
     """How tensor parallelism splits the models of a family.
 
@@ -81,11 +99,13 @@ class ParallelPlan:
       modules: pattern of module paths to plan. `*` stands for any part of a path, dots included: layers in a loop have
         one name more than layers by themselves.
       sizes: the hyperparameters, by field of the model's configuration, that the number of devices must divide.
+      shared: the parts that modules with the border SHARED compute; None: there are none.
       splits_tokens: whether there is sequence parallelism. Without it devices have all tokens whatever the flag says.
     """
 
     modules: Mapping[str, ModulePlan]
     sizes: tuple[str, ...]
+    shared: SharedParts | None = None
     splits_tokens: bool = True
 
     def of(self, path: str) -> ModulePlan | None:

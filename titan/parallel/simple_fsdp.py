@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 
+from titan.parallel.along import all_gather_along, reduce_scatter_along
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.trace_mark import traced_as
 from titan.parallel.weight_plan import WeightPlan, WeightPlans
@@ -108,15 +109,14 @@ class _ReadWeight(torch.autograd.Function):
         ctx.placements = weight.placements
         ctx.shape, ctx.stride = weight.shape, weight.stride()
         ctx.policy, ctx.plan = policy, plan
-        placements = list(ctx.placements)
+        placements = ctx.placements
         with traced_as("parameter_gather"):  # it may be gathered again rather than kept
             if policy.gather_dtype is not None:
                 weight = weight.to(policy.gather_dtype)
             # One axis at a time, the inner ones first: DTensor would warn of a mesh that could be flattened.
             for dim, name in reversed(list(enumerate(ctx.mesh.mesh_dim_names))):
                 if placements[dim].is_shard() and name not in plan.shards:
-                    placements[dim] = Replicate()
-                    weight = weight.redistribute(placements=placements)
+                    weight = _redistribute(weight, dim, Replicate())
             full = weight.to_local()
             if plan.segments is not None:
                 full = plan.segments.joined(full)
@@ -145,8 +145,8 @@ class _ReadWeight(torch.autograd.Function):
         for name in summed:
             if name not in mesh.mesh_dim_names or (name == policy.replicate_axis and policy.defer_replicas):
                 continue
-            placements[mesh.mesh_dim_names.index(name)] = ctx.placements[mesh.mesh_dim_names.index(name)]
-            reduced = reduced.redistribute(placements=placements)
+            dim = mesh.mesh_dim_names.index(name)
+            reduced = _redistribute(reduced, dim, ctx.placements[dim])
         reduced = reduced.to(ctx.weight_dtype)
         return reduced / _num_data_devices(mesh, policy) if policy.average else reduced, None, None
 
@@ -154,6 +154,20 @@ class _ReadWeight(torch.autograd.Function):
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
     sizes = dict(zip(mesh.mesh_dim_names, mesh.shape))
     return math.prod(sizes.get(axis, 1) for axis in policy.data_axes)
+
+
+def _redistribute(tensor: DTensor, axis: int, placement: Placement) -> DTensor:
+    """With another placement along one axis of the mesh: gathers a shard, or sums parts."""
+    mesh, before = tensor.device_mesh, tensor.placements[axis]
+    placements = [*tensor.placements[:axis], placement, *tensor.placements[axis + 1 :]]
+    sharded = before if before.is_shard() else placement
+    if not sharded.is_shard() or sharded.dim == 0:
+        return tensor.redistribute(placements=placements)
+    # DTensor communicates along the first dim, and puts slices of another one below each other. On TPUs rows of a few
+    # elements, such as those of a weight's slice for one of many devices, are padded to 128.
+    along = all_gather_along if before.is_shard() else reduce_scatter_along
+    local = along(tensor.to_local(), sharded.dim, mesh.size(axis), mesh.get_group(axis).group_name)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.stride())
 
 
 def reduce_replicas(grad: DTensor) -> DTensor:

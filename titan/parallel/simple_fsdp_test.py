@@ -117,7 +117,7 @@ class _Collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         arguments = [argument.name for argument in func._schema.arguments]
-        if func.namespace == "_c10d_functional" and "group_name" in arguments:
+        if func.namespace in ("_c10d_functional", "titan") and "group_name" in arguments:
             self.calls.append((func.__name__.partition(".")[0], args[0].dtype, tuple(args[0].shape)))
         return func(*args, **(kwargs or {}))
 
@@ -180,6 +180,19 @@ def _hsdp_reduces_in_order() -> None:
     assert [(name, shape) for name, _, shape in collectives.calls] == [
         ("reduce_scatter_tensor", (6, 8)),
         ("all_reduce", (3, 8)),
+    ]
+
+
+def _communicates_along_the_sharded_dim() -> None:
+    # The first dim cannot be sharded. Slices of the other put below each other, as DTensor has them, would on TPUs be
+    # rows of a few elements, each padded to 128.
+    layer = simple_fsdp(nn.Linear(8, 5, bias=False), _mesh(HSDP))
+    with _Collectives() as collectives:
+        layer(torch.ones(3, 8)).sum().backward()
+    assert [(name, shape) for name, _, shape in collectives.calls] == [
+        ("all_gather_along", (5, 4)),
+        ("reduce_scatter_along", (5, 8)),
+        ("all_reduce", (5, 4)),
     ]
 
 
@@ -339,6 +352,7 @@ _CHECKS: dict[int, dict[str, Callable[[], None]]] = {
                 _optimizer_updates_shards,
                 _dtypes,
                 _hsdp_reduces_in_order,
+                _communicates_along_the_sharded_dim,
                 _deferred_replicas,
                 _plans_split_weights_along_further_axes,
                 _two_shard_axes_are_one_of_their_product,

@@ -80,6 +80,30 @@ class _VocabularyBorder(_TokenBorder):
         return self.leave(torch.where(is_here_BT.unsqueeze(-1), found_BTE, 0.0), axis)
 
 
+@dataclasses.dataclass(frozen=True)
+class _SharedBorder(ModuleBorder):
+    """The part that this device needs, from slices of parts of which there are fewer than devices.
+
+    All slices are gathered, few as they are, since a mesh has no groups of the devices that share a part. The gradient
+    of a slice is the sum over these devices, each of which has used the whole part for work of its own.
+
+    Attributes:
+      axis: the mesh axis.
+      num_parts: of which the axis's size is a multiple.
+    """
+
+    axis: str
+    num_parts: int
+
+    def run(self, forward: Callable[..., Any], axes: Axes, *args: Any) -> Tensor:
+        axis, slice_ = axes[self.axis], forward(*args)
+        parts = gather_to_parts(slice_, axis, slice_.dim() - 1).unflatten(-1, (self.num_parts, -1))
+        part = torch.arange(self.num_parts, device=slice_.device)
+        is_needed = part == axis.index() // (axis.size // self.num_parts)
+        # A sum of one part and zeros: its gradient is elementwise, where that of an index would scatter.
+        return torch.where(is_needed.unsqueeze(-1), parts, 0.0).sum(dim=-2)
+
+
 _BORDERS = {
     Border.BLOCK: _BlockBorder,
     Border.BEGIN: _BeginBorder,
@@ -108,6 +132,9 @@ def tensor_parallel_borders(
             continue
         if module_plan.border is Border.VOCABULARY:
             borders[path] = _VocabularyBorder(axis, sequence_parallel, module.weight.shape[0] // size)
+        elif module_plan.border is Border.SHARED:
+            if size > plan.shared.num_parts:
+                borders[path] = _SharedBorder(axis, plan.shared.num_parts)
         else:
             borders[path] = _BORDERS[module_plan.border](axis, sequence_parallel)
     return borders

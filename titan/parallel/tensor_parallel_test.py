@@ -7,7 +7,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from titan.parallel.mesh import MeshSpec, fake_world
 from titan.parallel.module_borders import place_borders
-from titan.parallel.parallel_plan import Border, ModulePlan, ParallelPlan, Split, Whole
+from titan.parallel.parallel_plan import Border, ModulePlan, ParallelPlan, SharedParts, Split, Whole
 from titan.parallel.segments import Segments
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements, simple_fsdp
 from titan.parallel.tensor_parallel import tensor_parallel_borders, tensor_parallel_weights
@@ -110,6 +110,19 @@ def test_a_border_changes_a_module_once_and_keeps_what_it_is():
         with pytest.raises(ValueError, match="module layers.0 has a border already"):
             place_borders(built, mesh, borders)
     assert isinstance(built.table, nn.Embedding) and type(built.layers[0]) is type(built.layers[1])
+
+
+@pytest.mark.parametrize("size, columns", [(2, 4), (4, 2), (8, 2)])
+def test_parts_are_made_whole_where_devices_share_them(size, columns):
+    plan = ParallelPlan({"kv": ModulePlan({"weight": Split(0)}, Border.SHARED)}, (), SharedParts("num_kv_heads", 4, 2))
+    built = nn.Module()
+    built.kv = nn.Linear(3, 8, bias=False)
+    borders = tensor_parallel_borders(built, plan, axis="tp", size=size, sequence_parallel=True)
+    assert list(borders) == (["kv"] if size > 4 else [])
+    built.kv.weight = nn.Parameter(torch.ones(8 // size, 3))
+    with fake_world(MeshSpec(("tp",), (size,))) as mesh:
+        place_borders(built, mesh, borders)
+        assert built.kv(torch.ones(2, 6, 3)).shape == (2, 6, columns)
 
 
 def test_a_module_that_communicates_inside_gets_the_axes():

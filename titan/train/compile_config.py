@@ -48,9 +48,16 @@ class CompileConfig:
             check_writable_folder("compile.cache_folder", self.cache_folder)
         check_tpu_flags(self.tpu_flag_bundles, self.tpu_flags)
         try:
-            parse_memory_policy(self.memory_policy)
+            policy = parse_memory_policy(self.memory_policy)
         except MemoryPolicyError as error:
             raise ConfigError("compile.memory_policy", str(error), "see --helpfull") from None
+        is_default = self.offload_prefetch == type(self).offload_prefetch
+        if not is_default and all(rule.action != "offload" for rule in policy.rules):
+            raise ConfigError(
+                "compile.offload_prefetch",
+                f"compile.memory_policy={self.memory_policy} offloads nothing that could be fetched",
+                "leave it out, or give --compile.memory_policy=offload",
+            )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -273,6 +273,12 @@ class Config:
                 f"aot.lowering={self.aot.lowering} lowers whole steps alone",
                 "give one of the two",
             ),
+            (
+                self.compile.offload_prefetch != CompileConfig.offload_prefetch,
+                f"compile.offload_prefetch={self.compile.offload_prefetch} is for a step in one piece, and between "
+                "pieces values come back in a way of their own",
+                "leave out one of the two",
+            ),
         ):
             if given:
                 raise ConfigError("tpu_config.use_graph_split", problem, cure)

@@ -118,6 +118,12 @@ def test_documented_flags_reach_the_tree():
         ("--tpu_config.use_graph_trainer=false --tpu_config.executor=torch --compile.memory_policy=full",
          "--compile.memory_policy: there is no graph without the graph trainer; "
          "leave it out, or use the graph trainer"),
+        ("--compile.offload_prefetch=2 --compile.memory_policy=full",
+         "--compile.offload_prefetch: compile.memory_policy=full offloads nothing that could be fetched; "
+         "leave it out, or give --compile.memory_policy=offload"),
+        ("--compile.offload_prefetch=0 --compile.memory_policy=offload --tpu_config.use_graph_split",
+         "--tpu_config.use_graph_split: compile.offload_prefetch=0 is for a step in one piece, and between pieces "
+         "values come back in a way of their own; leave out one of the two"),
         ("--tpu_config.use_graph_split --tpu_config.use_scan_layers",
          "--tpu_config.use_graph_split: use_scan_layers is on too, and a loop over layers is one program or one for "
          "each turn; add --notpu_config.use_scan_layers, or leave this out"),

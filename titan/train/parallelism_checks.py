@@ -64,6 +64,8 @@ def check_tensor_parallel(config: Any) -> None:
                 f"{size} does not divide model.{name}={getattr(config.model, name)}",
                 "give a divisor of it",
             )
+    if plan.shared is not None:
+        _check_shared(plan.shared, size)
     parts = size * parallelism.context_parallel
     if parallelism.sequence_parallel and plan.splits_tokens and config.training.sequence_length % parts:
         raise ConfigError(
@@ -77,6 +79,24 @@ def check_tensor_parallel(config: Any) -> None:
             "fused_linear_cross_entropy.gradients",
             "forward needs the logits of the whole vocabulary at once, which tensor_parallel splits",
             "leave it at backward",
+        )
+
+
+def _check_shared(shared: Any, size: int) -> None:
+    """Raises ConfigError where devices can neither have some of these parts each nor share one, in equal numbers."""
+    parts = f"model.{shared.name}={shared.num_parts}"
+    if shared.num_parts % size and size % shared.num_parts:
+        raise ConfigError(
+            "parallelism.tensor_parallel",
+            f"{size} neither divides {parts} nor is a multiple of it",
+            "give a divisor or a multiple of it",
+        )
+    sharers = size // shared.num_parts
+    if sharers and shared.part_size % sharers:
+        raise ConfigError(
+            "parallelism.tensor_parallel",
+            f"{size} devices for {parts} are {sharers} for each, which do not divide its {shared.part_size} elements",
+            f"give {shared.num_parts} times a divisor of {shared.part_size}",
         )
 
 

@@ -75,6 +75,9 @@ _MIXTURE = Qwen3MoeConfig(**_SIZES, num_layers=2, num_experts=8, num_active_expe
 # With heads for four devices to share.
 _SHARED = {**_SIZES, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}
 
+# With fewer heads of keys and values than four devices.
+_FEW = {**_SHARED, "num_kv_heads": 2}
+
 # Of the 16 tokens of a row 6 are for the texts of its two pictures.
 _FLUX = FluxConfig(
     dim=DIM,
@@ -112,6 +115,11 @@ _CONFIGS = {
     # The window is shorter than a document. Over four devices it is longer than a chunk of a sequence.
     "muse_glimmer_shared": Config(
         model=MuseGlimmerConfig(**_SHARED, ffn_dim=FFN_DIM, window=3, global_interval=2, logit_scale=3.0)
+    ),
+    "qwen3_few": Config(model=Qwen3Config(**_FEW, ffn_dim=FFN_DIM)),
+    "qwen3_moe_few": Config(model=Qwen3MoeConfig(**_FEW, num_experts=6, num_active_experts=2, expert_ffn_dim=24)),
+    "muse_glimmer_few": Config(
+        model=MuseGlimmerConfig(**_FEW, ffn_dim=FFN_DIM, window=3, global_interval=2, logit_scale=3.0)
     ),
     "flux": Config(model=_FLUX),
     "flux_shared": Config(model=_FLUX_SHARED),

@@ -26,6 +26,11 @@ CASES = {
     "moe_fsdp2_tp4": Case("qwen3_moe_shared", FSDP_TP4),
     "moe_tp4_whole_tokens_kernels": Case("qwen3_moe_shared", TP4, sequence_parallel=False, scan=True, kernels=True),
     "muse_fsdp2_tp2": Case("muse_glimmer_shared", FSDP_TP2, memory_policy="full"),
+    # Two devices for each head of keys and values.
+    "few_muse_tp4_whole_tokens_scan": Case("muse_glimmer_few", TP4, sequence_parallel=False, scan=True),
+    "few_muse_fsdp2_tp4_recompute": Case("muse_glimmer_few", FSDP_TP4, memory_policy="full"),
+    "few_tp4": Case("qwen3_few", TP4),
+    "few_moe_fsdp2_tp4_kernels": Case("qwen3_moe_few", FSDP_TP4, kernels=True),
     "muse_hsdp4_tp2_microbatches_fused": Case("muse_glimmer_shared", HSDP_TP2, microbatches=2, fused_loss="mosaic"),
 }
 
@@ -68,13 +73,20 @@ def test_each_block_gathers_once_and_scatters_once(model):
     [
         (
             "llama3_shared",
-            {"tensor_parallel": 8},
-            "--parallelism.tensor_parallel: 8 does not divide model.num_kv_heads=4; ",
+            {"tensor_parallel": 16},
+            "--parallelism.tensor_parallel: 16 does not divide model.num_heads=8; give a divisor of it",
         ),
         (
             "muse_glimmer_shared",
-            {"tensor_parallel": 3},
-            "--parallelism.tensor_parallel: 3 does not divide model.num_kv_heads",
+            {"tensor_parallel": 6, "num_heads": 12, "vocab_size": 120},
+            "--parallelism.tensor_parallel: 6 neither divides model.num_kv_heads=4 nor is a multiple of it; give a "
+            "divisor or a multiple of it",
+        ),
+        (
+            "qwen3_few",
+            {"tensor_parallel": 6, "num_heads": 12, "vocab_size": 120},
+            "--parallelism.tensor_parallel: 6 devices for model.num_kv_heads=2 are 3 for each, which do not divide its "
+            "8 elements; give 2 times a divisor of 8",
         ),
         (
             "qwen3_moe_shared",
@@ -107,7 +119,7 @@ def test_each_block_gathers_once_and_scatters_once(model):
 )
 def test_what_cannot_be_split_is_refused(model, changes, message):
     changes = dict(changes)
-    sizes = {name: changes.pop(name) for name in ("expert_ffn_dim", "vocab_size") if name in changes}
+    sizes = {name: changes.pop(name) for name in ("expert_ffn_dim", "num_heads", "vocab_size") if name in changes}
     length, gradients = changes.pop("sequence_length", LENGTH), changes.pop("gradients", "backward")
     config = Case(model).config
     config = dataclasses.replace(

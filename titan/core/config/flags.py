@@ -55,7 +55,7 @@ def parse(
       default: frozen dataclass: the recipe.
       variants: other bases of the same type, by name.
       variant_flag: a flag whose value chooses the variant of that name, if there is one and `--variant` is not given; a
-        line on standard error says so.
+        line on standard error says so. Given both, they must name the same.
 
     Raises:
       ConfigError: a bad flag or an invalid configuration.
@@ -244,6 +244,11 @@ def _base(
     if variant not in variants:
         cure = f"give one of {', '.join(variants)}, or {NO_VARIANT}" if variants else "leave it out"
         raise ConfigError("variant", f"{variant!r} is no variant of this recipe", cure)
+    if flag_value not in ("", variant):
+        other = "leave out --variant" if flag_value in variants else f"give --variant={NO_VARIANT}"
+        raise ConfigError(
+            "variant", f"{variant!r} and --{flag}={flag_value} disagree", f"{other}, or give --{flag}={variant}"
+        )
     return variants[variant]
 
 

@@ -148,6 +148,8 @@ def test_variant_is_chosen_by_its_flag_and_a_line_says_so(capsys, tmp_path):
     [
         (["--variant=smal"],
          "--variant: 'smal' is no variant of this recipe; give one of small, large, or none"),
+        (["--variant=small", "--section.kind=linear"],
+         "--variant: 'small' and --section.kind=linear disagree; give --variant=none, or give --section.kind=small"),
         (["--variant=small", "--config_file=x"],
          "--variant: --config_file is a whole configuration; leave out one of the two"),
     ],

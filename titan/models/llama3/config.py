@@ -93,7 +93,7 @@ class Llama3Config(DecoderFamily):
         """How tensor parallelism splits the model."""
         from titan.models.layers.decoder_plan import decoder_plan
 
-        return decoder_plan(inner_dim="ffn_dim")
+        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.resolved_head_dim)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in Hugging Face's format. Imports torch."""

@@ -94,7 +94,7 @@ class MuseGlimmerConfig(DecoderFamily):
         """How tensor parallelism splits the model."""
         from titan.models.layers.decoder_plan import decoder_plan
 
-        return decoder_plan(inner_dim="ffn_dim")
+        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the layout of Hugging Face's folders. Imports torch."""

@@ -90,7 +90,7 @@ class Qwen3Config(Qwen3CommonConfig):
         """How tensor parallelism splits the model."""
         from titan.models.layers.decoder_plan import decoder_plan
 
-        return decoder_plan(inner_dim="ffn_dim")
+        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.
@@ -136,7 +136,7 @@ class Qwen3MoeConfig(Qwen3CommonConfig):
         """How tensor parallelism splits the model."""
         from titan.models.layers.decoder_plan import decoder_plan
 
-        return decoder_plan(inner_dim="expert_ffn_dim")
+        return decoder_plan(inner_dim="expert_ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token as for the dense model; of the experts, those that a token is given to."""

@@ -25,9 +25,6 @@ from titan.train.recipes.flux_dev import RECIPE as FLUX_DEV
          "times model.text_length); give more, e.g. 4608 for 1024x1024 pixels with 512 text tokens"),
         ("--fused_linear_cross_entropy.enable",
          "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
-        ("--parallelism.context_parallel=2",
-         "--parallelism.context_parallel: it splits causal attention over tokens, of which a Flux has none; leave it "
-         "at 1"),
         ("--nometrics.tensorboard",
          "--metrics.tensorboard: pictures drawn with sampling.interval=100 are written there alone; leave it on, or "
          "give --sampling.interval=0"),
