@@ -12,8 +12,8 @@ from titan.train.variant import Variant
 
 RECIPE = qwen3_pretraining(name="qwen3_235b_a22b", model=qwen3_235b_a22b(), learning_rate=1.5e-4, batch_size=2048)
 
-# Published are chips and speeds, for 64 chips also sequence, sequences a device and offload to the host. The shape of
-# the 256 chips, the meshes and the batches of the larger runs are ours: four sequences a device.
+# Published are chips and speeds, for 64 chips also sequence, sequences a device and offload to the host, which the
+# larger runs are taken to share. The shape of the 256 chips and the meshes are ours.
 VARIANTS = {
     "tpu7x-4x4x4": Variant(
         source="published: 64 chips, 16 sequences of 4096 a device, host offload, 4,568 tokens/s/chip",
@@ -23,28 +23,29 @@ VARIANTS = {
         memory_policy="offload",
     ),
     "tpu7x-4x8x8": Variant(
-        source="published: 256 chips, about 32% MFU; ours: four sequences a device",
+        source="published: 256 chips, about 32% MFU; ours: 16 sequences a device and offload, as on 64 chips",
         data_parallel_shard=512,
-        batch_size=2048,
-        sequence_length=4096,
-        memory_policy="full",
-    ),
-    "tpu7x-8x8x16": Variant(
-        source="published: 1,024 chips in one slice, 32.42% MFU; ours: four sequences a device, replicas of 256 chips",
-        data_parallel_shard=512,
-        data_parallel_replicate=4,
         batch_size=8192,
         sequence_length=4096,
-        memory_policy="full",
+        memory_policy="offload",
+    ),
+    "tpu7x-8x8x16": Variant(
+        source="published: 1,024 chips in one slice, 32.42% MFU; ours: 16 sequences a device and offload, as on 64 "
+        "chips, replicas of 256 chips",
+        data_parallel_shard=512,
+        data_parallel_replicate=4,
+        batch_size=32768,
+        sequence_length=4096,
+        memory_policy="offload",
     ),
     "8*tpu7x-8x8x16": Variant(
-        source="published: 8 slices of 1,024 chips, 30.51% MFU, 4,208 tokens/s/chip; ours: four sequences a device, "
-        "replicas of 256 chips",
+        source="published: 8 slices of 1,024 chips, 30.51% MFU, 4,208 tokens/s/chip; ours: 16 sequences a device and "
+        "offload, as on 64 chips, replicas of 256 chips",
         data_parallel_shard=512,
         data_parallel_replicate=32,
-        batch_size=65536,
+        batch_size=262144,
         sequence_length=4096,
-        memory_policy="full",
+        memory_policy="offload",
     ),
 }
 
