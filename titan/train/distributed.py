@@ -6,11 +6,13 @@ import sys
 import threading
 import zlib
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from titan.core.config.validate import ConfigError
 from titan.train.distributed_config import DistributedConfig
-from titan.train.runtime import Runtime
+
+if TYPE_CHECKING:
+    from titan.train.runtime import Runtime
 
 # How long a process that has come to its end waits for the others. Those that have not come by then are ended by JAX.
 _SHUTDOWN_SECONDS = 30.0
@@ -96,7 +98,7 @@ class FailedElsewhere(Exception):  # noqa: N818 (it is no error of this process)
 
 
 @contextlib.contextmanager
-def on_all_processes(runtime: Runtime) -> Iterator[None]:
+def on_all_processes(runtime: "Runtime") -> Iterator[None]:
     """A ConfigError in the `with` block, on one process or some, ends the block on all.
 
     Raises:
@@ -114,7 +116,7 @@ def on_all_processes(runtime: Runtime) -> Iterator[None]:
         raise FailedElsewhere
 
 
-def check_same(runtime: Runtime, content: bytes, error: ConfigError) -> None:
+def check_same(runtime: "Runtime", content: bytes, error: ConfigError) -> None:
     """Raises `error`, on every process, unless all processes come with the same content."""
     digest = zlib.crc32(content) >> 1  # not negative as an int32
     if runtime.agree(digest) != -runtime.agree(-digest):

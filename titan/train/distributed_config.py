@@ -1,4 +1,7 @@
-"""Flags of a run over several processes: how they find one another, as for jax.distributed. Imports neither torch nor jax."""
+"""Flags of a run over several processes: how they find one another, in jax.distributed's terms.
+
+Imports neither torch nor jax.
+"""
 
 import dataclasses
 import re

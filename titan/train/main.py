@@ -56,7 +56,9 @@ def _num_processes_to_start(config: Config) -> int:
     """0 where this process is the run, or one that another program has started for it."""
     if _is_xla(config):
         return config.distributed.local_processes
-    return config.parallelism.num_devices if config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ else 0
+    return (
+        config.parallelism.num_devices if config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ else 0
+    )
 
 
 def _worker(config: Config) -> int:
