@@ -33,6 +33,8 @@ def join(config: DistributedConfig) -> None:
 
     # It would take SIGTERM away from the loop, which obeys it by itself.
     jax.config.update("jax_enable_preemption_service", False)
+    if config.local_processes:
+        jax.config.update("jax_platforms", "cpu")  # an accelerator cannot be shared
     address, num_processes, process_id = _place(config)
     # JAX ends the process too, with a stack trace in place of a cure.
     patience = threading.Timer(config.initialization_timeout_seconds, _give_up, (config, address, num_processes))
