@@ -250,8 +250,12 @@ class Checkpointer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        import jax
+
+        # Of several processes one that fails must not wait for a save in progress, which waits for the others.
+        if kind is None or jax.process_count() == 1:
+            self.close()
 
 
 class _Damaged(Exception):

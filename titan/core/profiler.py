@@ -36,12 +36,16 @@ class Profiler:
                 outputs = train_step(...)
     """
 
-    def __init__(self, config: ProfilerConfig, folder: str):
-        """`folder` is the run's folder; `config.folder` overrides where traces go."""
+    def __init__(self, config: ProfilerConfig, folder: str, *, traces: bool = True):
+        """Args:
+        config: the section `profiler`; its `folder` overrides where traces go.
+        folder: the run's folder.
+        traces: whether this process is one that traces, of several commonly the first.
+        """
         self.folder = os.path.expanduser(config.folder) or os.path.join(folder, "profile")
         self._first = config.start_step
         self._end = config.start_step + config.num_steps
-        self._finished = not config.enable_profiling
+        self._finished = not (config.enable_profiling and traces)
         self._tracing = False
         self._annotation = None
 

@@ -19,6 +19,7 @@ from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.compile_config import AotConfig, CompileConfig, TpuConfig
+from titan.train.distributed_config import DistributedConfig
 from titan.train.expert_balance_config import ExpertBalanceConfig
 from titan.train.parallelism_checks import check_context_parallel, check_expert_parallel, check_tensor_parallel
 from titan.train.parallelism_config import ParallelismConfig
@@ -143,6 +144,9 @@ class Config:
         "Of the grouped matmuls. auto: on TPU Pallas kernels, elsewhere xla. xla: a loop over blocks of rows.",
         choices=("auto", "mosaic", "xla"),
     )
+    distributed: DistributedConfig = option(
+        DistributedConfig(), "Several processes, as on the hosts of a slice, and how they find one another."
+    )
     hardware: str = option(
         "", "TPU slice to compile for with --aot, as v5e-2x2, v5p-2x2x1, v6e-2x4, tpu7x-4x4x8 or 4*tpu7x-8x8x16."
     )
@@ -212,6 +216,15 @@ class Config:
     def _check_execution(self) -> None:
         tpu_config = self.tpu_config
         is_xla = tpu_config.use_graph_trainer and tpu_config.executor == "xla"
+        if self.distributed.is_asked_for:
+            if not is_xla:
+                raise ConfigError(
+                    "distributed",
+                    "the torch executor has a process for each of --parallelism.num_devices, or those of torchrun",
+                    "leave it out, or use the xla executor",
+                )
+            if self.aot.enable:
+                raise ConfigError("distributed", "one process compiles for all hosts of a slice", "leave it out")
         for section, name in (
             ("compile", "tpu_flag_bundles"),
             ("compile", "tpu_flags"),

@@ -80,6 +80,11 @@ def test_documented_flags_reach_the_tree():
         ("--noparallelism.use_simple_fsdp --parallelism.gather_dtype=bfloat16",
          "--parallelism.gather_dtype: it is SimpleFSDP that hands out parameters in another dtype, and it is off; "
          "leave it out, or leave --parallelism.use_simple_fsdp on"),
+        ("--distributed --tpu_config.executor=torch",
+         "--distributed: the torch executor has a process for each of --parallelism.num_devices, or those of torchrun; "
+         "leave it out, or use the xla executor"),
+        ("--distributed --aot --hardware=v6e-2x4",
+         "--distributed: one process compiles for all hosts of a slice; leave it out"),
         ("--aot", "--aot: --aot and --hardware go together; add --hardware=v6e-2x4, or leave --aot out"),
         ("--hardware=v6e-2x4", "--hardware: --aot and --hardware go together; add --aot, or leave --hardware out"),
         ("--aot.report=x.json", "--aot.report: there is no report without --aot; leave it out, or add --aot"),

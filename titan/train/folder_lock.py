@@ -26,13 +26,21 @@ def folder_lock(folder: pathlib.Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
             raise ConfigError(
                 "checkpoint.folder",
-                f"process {file.read().strip()} is training in {folder}",
+                f"process {holder(folder)} is training in {folder}",
                 "wait for it, stop it, or give another folder",
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
+        os.fsync(file.fileno())  # processes on other hosts read it
         yield
+
+
+def holder(folder: pathlib.Path) -> str:
+    """The process that holds a run folder, or held it last; empty where none has."""
+    try:
+        return (folder / "lock").read_text().strip()
+    except FileNotFoundError:
+        return ""

@@ -1,4 +1,4 @@
-"""Starts the processes of a run of the torch executor on this machine, as torchrun would."""
+"""Starts the processes of a run on this machine, as torchrun would."""
 
 import multiprocessing
 import multiprocessing.connection

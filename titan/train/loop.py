@@ -176,7 +176,7 @@ class _Loop:
                     self._validate(state)
                 if self._sampler is not None and (step + 1) % run.config.sampling.interval == 0:
                     self._sample(state)
-                stop_signal = run.runtime.agree(stop.signal or 0)
+                stop_signal = run.runtime.agree_by_next(stop.signal or 0)
                 if stop_signal:
                     break
             self._read_pending()

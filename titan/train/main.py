@@ -1,11 +1,13 @@
 """The main program of every recipe: flags to configuration, configuration to a trained run."""
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import os
 import pathlib
 import sys
+import traceback
 from collections.abc import Sequence
 
 from titan.core.config import serialize
@@ -33,10 +35,11 @@ def main(recipe: Config, argv: Sequence[str] | None = None, *, variants: Variant
         # Nothing that loads torch or jax is imported before the flags are known to be good. Where TorchTPU is
         # installed, importing torch would load it too, which changes what is captured.
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-        if not _is_xla(config) and config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ:
+        num_processes = _num_processes_to_start(config)
+        if num_processes:
             from titan.train.launch import launch
 
-            return launch(config.parallelism.num_devices, _worker, config)
+            return launch(num_processes, _worker, config)
         return _run(config)
 
 
@@ -49,6 +52,15 @@ def _is_xla(config: Config) -> bool:
     return config.tpu_config.use_graph_trainer and config.tpu_config.executor == "xla"
 
 
+def _num_processes_to_start(config: Config) -> int:
+    """0 where this process is the run, or one that another program has started for it."""
+    if _is_xla(config):
+        return config.distributed.local_processes
+    return (
+        config.parallelism.num_devices if config.parallelism.num_devices > 1 and "WORLD_SIZE" not in os.environ else 0
+    )
+
+
 def _worker(config: Config) -> int:
     with one_line_errors():
         return _run(config)
@@ -56,13 +68,17 @@ def _worker(config: Config) -> int:
 
 def _run(config: Config) -> int:
     """The run of one process. Of several, the first says what all of them would, and each what it alone knows."""
-    from titan.core.checkpoint import CheckpointError
-
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("jax").setLevel(logging.WARNING)  # at INFO it reports each kind of device that is not there
-    is_first = os.environ.get("RANK", "0") == "0"
-    if not is_first:
-        logging.disable(logging.WARNING)
+    if config.aot.enable:
+        from titan.train import aot
+
+        return aot.main(config)
+    if _is_xla(config) and config.distributed.is_asked_for:
+        return _run_jointly(config)
+    from titan.core.checkpoint import CheckpointError
+
+    is_first = _is_xla(config) or os.environ.get("RANK", "0") == "0"
     try:
         return _train(config)
     except CheckpointError as error:
@@ -75,17 +91,35 @@ def _run(config: Config) -> int:
         return 2
 
 
-def _train(config: Config) -> int:
-    if config.aot.enable:
-        from titan.train import aot
+def _run_jointly(config: Config) -> int:
+    """The run as one of several processes of the xla executor. A failure of one of them ends all."""
+    from titan.core.checkpoint import CheckpointError
+    from titan.train.distributed import FailedElsewhere, is_lost_peer, join, leave
 
-        return aot.main(config)
+    join(config.distributed)
+    try:
+        return _train(config)
+    except Exception as error:
+        # Each process says what it met, since others may not have met it.
+        if is_lost_peer(error):
+            reason = " ".join(str(error).split())
+            print(f"another process of this run has ended or cannot be reached ({reason})", file=sys.stderr)
+        elif isinstance(error, (ConfigError, CheckpointError)):
+            print(error, file=sys.stderr)
+        elif not isinstance(error, FailedElsewhere):
+            traceback.print_exc()
+        leave(error, 2 if isinstance(error, (ConfigError, FailedElsewhere)) else 1)
+
+
+def _train(config: Config) -> int:
     from titan.core.checkpoint import Checkpointer
     from titan.core.metrics import MetricsLogger
     from titan.core.profiler import Profiler
     from titan.train.build import build
     from titan.train.data import open_data
-    from titan.train.folder_lock import folder_lock
+    from titan.train.distributed import check_same, on_all_processes
+    from titan.train.distributed_config import DistributedConfig
+    from titan.train.folder_lock import folder_lock, holder
     from titan.train.hf_weights import write_hf
     from titan.train.loop import restore, train
     from titan.train.mesh_axes import data_share
@@ -98,16 +132,28 @@ def _train(config: Config) -> int:
 
     folder = run_folder(config)
     runtime = Runtime(config)
-    run = build(config, runtime)
-    share, num_shares = data_share(run.mesh, runtime.device_processes, runtime.process_index)
-    data = open_data(run.config, process_index=share, process_count=num_shares)
     reports = runtime.process_index == 0
+    if not reports:
+        logging.disable(logging.WARNING)
     say = functools.partial(print, flush=True) if reports else lambda _: None
-    say(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")
+    # How the processes of this start find one another is no part of the run.
+    config = dataclasses.replace(config, distributed=DistributedConfig())
+    same_flags = ConfigError("", "the processes of this run were given different flags", "give all of them the same")
+    check_same(runtime, serialize.to_json(config).encode(), same_flags)
     checkpoints = folder / "checkpoints"
     with contextlib.ExitStack() as stack:
-        if reports:
-            stack.enter_context(folder_lock(folder))
+        with on_all_processes(runtime):
+            run = build(config, runtime)
+            share, num_shares = data_share(run.mesh, runtime.device_processes, runtime.process_index)
+            data = open_data(run.config, process_index=share, process_count=num_shares)
+            say(f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")
+            if reports:
+                stack.enter_context(folder_lock(folder))
+        problem = "the processes of this run read different data, or tokenizers"
+        check_same(runtime, data.train.get_state(), ConfigError("data.path", problem, "give all of them the same"))
+        problem = f"{folder} is not the same folder for all processes of this run"
+        cure = "give one on a file system that their hosts share"
+        check_same(runtime, holder(folder).encode(), ConfigError("checkpoint.folder", problem, cure))
         checkpointer = stack.enter_context(Checkpointer(run.config.checkpoint, str(checkpoints)))
         restored = restore(run, checkpointer)
         resumed_step = restored[0] if restored else 0
@@ -129,7 +175,7 @@ def _train(config: Config) -> int:
         if reports:
             logger = MetricsLogger(run.config.metrics, str(folder), resumed_step=resumed_step, **speed)
             stack.enter_context(logger)
-        profiler = stack.enter_context(Profiler(run.config.profiler, str(folder)))
+        profiler = stack.enter_context(Profiler(run.config.profiler, str(folder), traces=reports))
         sampler = None
         if run.predict_step is not None:
             from titan.train.pictures.sampler import Sampler

@@ -68,7 +68,8 @@ class Runtime(CompileTarget, Protocol):
         """The parameters of the state from whole tensors on the host, by fully qualified name."""
 
     def host_parameters(self, state: State) -> dict[str, torch.Tensor]:
-        """The parameters as whole tensors on this host, by fully qualified name; every process must call it."""
+        """The parameters as whole tensors on the host of process 0, by fully qualified name; every process must call
+        it, and others may be given none."""
 
     def abstract_state(self) -> dict[str, Any]:
         """What a checkpoint is restored onto: a jax.ShapeDtypeStruct by name, layer by layer."""
@@ -89,10 +90,17 @@ class Runtime(CompileTarget, Protocol):
         """The peak that MFU is measured against."""
 
     def agree(self, number: int) -> int:
-        """The largest `number` of all processes, so that all stop at the same step."""
+        """The largest `number` of all processes; every process must call it, and waits for the others."""
+
+    def agree_by_next(self, number: int) -> int:
+        """The largest `number` of all processes, so that all stop at the same step; every process must call it.
+
+        It does not wait for the step that was just dispatched: of several processes it may give what they came with at
+        the call before, 0 at the first.
+        """
 
     def done_at(self) -> float | None:
         """When the step just called was computed (`time.perf_counter()`); None where it is still being computed."""
 
     def close(self) -> None:
-        """Ends what `prepare` and the first step began."""
+        """Ends what `prepare` and the first step began, once all processes have come here."""

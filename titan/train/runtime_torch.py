@@ -177,12 +177,16 @@ class TorchRuntime(Runtime):
         return Peak(whole.flops_per_chip / share, self.process_count, whole.source)
 
     def agree(self, number: int) -> int:
-        """The largest `number` of all processes, so that all stop at the same step."""
+        """The largest `number` of all processes once they have a process group; before that, the one given."""
         if self._device_mesh is None:
             return number
         largest = torch.tensor(number)
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return int(largest)
+
+    def agree_by_next(self, number: int) -> int:
+        """The largest `number` of all processes, so that all stop at the same step."""
+        return self.agree(number)
 
     def done_at(self) -> float:
         """Now: PyTorch on CPU has computed a step when its call returns."""

@@ -1,6 +1,7 @@
 """The devices of the xla executor: starting JAX, placing the initial state, reading values back."""
 
 import functools
+import operator
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -9,9 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed.device_mesh import DeviceMesh
 
+from titan.core.config.validate import ConfigError
 from titan.core.hardware import accelerator_present
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
@@ -44,11 +46,12 @@ class XlaRuntime(Runtime):
         """Starts JAX. Must come before anything else that asks JAX for its devices.
 
         Raises:
-          ConfigError: the TPU's compiler has no such option, or `--aot.load` names no saved step.
+          ConfigError: the TPU's compiler has no such option, `--aot.load` names no saved step, the CPU devices cannot
+            be spread equally over the processes, or this is one of several processes and has not joined the others.
         """
         self._config = config
         self._saved_step = open_saved_step(config.aot.load) if config.aot.load else None
-        num_virtual = config.parallelism.num_devices or config.tpu_config.num_virtual_devices
+        num_virtual = _num_virtual_devices(config)
         jax.config.update("jax_num_cpu_devices", num_virtual)
         if jax.config.jax_platforms is None and not accelerator_present():
             # libtpu, which is installed to compile for TPUs, otherwise looks for one first, and complains at length.
@@ -69,11 +72,32 @@ class XlaRuntime(Runtime):
         self.num_devices = len(self._devices)
         self.process_index = jax.process_index()
         self.process_count = jax.process_count()
+        if self.process_count > 1 and not jax.distributed.is_initialized():
+            raise ConfigError(
+                "distributed.enable",
+                f"this is process {self.process_index} of {self.process_count} on the hosts of a slice, and they have "
+                "not joined",
+                "add --distributed on all of them",
+            )
+        self._all_devices = Mesh(np.array(self._devices), ("device",))
+        self._largest = jax.jit(jax.numpy.max, out_shardings=NamedSharding(self._all_devices, PartitionSpec()))
+        self._agreeing: jax.Array | None = None
         self.device_kind = self._devices[0].device_kind
         self._compiler_options = compiler_options(config.compile, self._devices[0])
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
+        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks.
+
+        Raises:
+          ConfigError: the slices do not divide the mesh's axes, or a run of several processes has not all devices.
+        """
+        if self.process_count > 1 and spec.num_devices != len(self._devices):
+            raise ConfigError(
+                "parallelism.num_devices",
+                f"a run takes all devices of its {self.process_count} processes, {len(self._devices)}, and "
+                f"{spec.num_devices} are asked for",
+                "leave it out, and --parallelism.use_simple_fsdp on",
+            )
         self._spec = spec
         if self._topology_aware:
             self._devices = mesh_order(self._devices, spec, cubes=self._cubes)
@@ -150,10 +174,31 @@ class XlaRuntime(Runtime):
         return placed
 
     def host_parameters(self, state: Mapping[str, jax.Array]) -> dict[str, torch.Tensor]:
-        """The parameters as whole tensors on this host, by fully qualified name."""
-        whole = {name: np.array(array) for name, array in state.items() if name.startswith(PARAMS)}
-        by_layer = self._stacks.unstacked(whole, lambda stack, turn: stack[turn])
-        return {name.removeprefix(PARAMS): torch.from_numpy(array) for name, array in by_layer.items()}
+        """The parameters as whole tensors on the host of process 0, by fully qualified name; {} on the others.
+
+        One parameter of one layer is gathered at a time.
+        """
+        weights = {}
+        for name, array in state.items():
+            if not name.startswith(PARAMS):
+                continue
+            form = self._stacks.form(name)
+            for turn, member in enumerate(self._stacks.names(name)):
+                weight = array
+                if form != EntryForm():
+                    sharding = self._abstract_by_layer[member].sharding
+                    weight = jax.jit(_weight(form), out_shardings=sharding)(array, np.int32(turn))
+                whole = self._on_host(weight)
+                if self.process_index == 0:
+                    weights[member.removeprefix(PARAMS)] = torch.from_numpy(whole)
+        return weights
+
+    def _on_host(self, array: jax.Array) -> np.ndarray:
+        """All of an array; where other processes have a part of it, each device has the whole meanwhile."""
+        if not array.is_fully_addressable:
+            replicated = NamedSharding(self._mesh, PartitionSpec())
+            array = jax.jit(operator.pos, out_shardings=replicated)(array).addressable_data(0)
+        return np.array(array)
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """What a checkpoint is restored onto."""
@@ -205,25 +250,56 @@ class XlaRuntime(Runtime):
         return resolve_peak(config, self._devices[: self._spec.num_devices])
 
     def agree(self, number: int) -> int:
-        """The largest `number` of all processes, so that all stop at the same step."""
+        """The largest `number` of all processes; every process must call it, and waits for the others."""
+        return number if self.process_count == 1 else int(self._agree(number))
+
+    def agree_by_next(self, number: int) -> int:
+        """The largest `number` of all processes: of several, that of the call before, and 0 at the first.
+
+        So the devices need not be waited for: the maximum of the call before was computed right after a step whose
+        metrics have been read since.
+        """
         if self.process_count == 1:
             return number
-        from jax.experimental import multihost_utils
+        before, self._agreeing = self._agreeing, self._agree(number)
+        return 0 if before is None else int(before)
 
-        return int(np.max(multihost_utils.process_allgather(np.int32(number))))
+    def _agree(self, number: int) -> jax.Array:
+        """The largest `number` of all processes, under way."""
+        here = np.full(jax.local_device_count(), number, np.int32)
+        by_device = NamedSharding(self._all_devices, PartitionSpec("device"))
+        return self._largest(jax.make_array_from_process_local_data(by_device, here))
 
     def done_at(self) -> None:
         """None: a step that was just called is still being computed."""
         return None
 
     def close(self) -> None:
-        """Nothing to end: JAX ends with the process."""
+        """Waits for the other processes: at the end of a process JAX does so too, but not for long."""
+        self.agree(0)
+
+
+def _num_virtual_devices(config: Config) -> int:
+    """Devices of each process on a machine without an accelerator."""
+    num_devices, num_processes = config.parallelism.num_devices, config.distributed.num_known_processes
+    if num_devices % num_processes:
+        raise ConfigError(
+            "parallelism.num_devices",
+            f"{num_devices} devices cannot be spread equally over {num_processes} processes",
+            f"give a multiple of {num_processes}, or leave it out",
+        )
+    return num_devices // num_processes or config.tpu_config.num_virtual_devices
 
 
 # One function for each form: JAX compiles a function once for all arrays of one shape.
 @functools.cache
+def _weight(form: EntryForm) -> Callable[[jax.Array, Any], jax.Array]:
+    return lambda entry, turn: form.weight(entry, turn, operator.getitem)
+
+
+@functools.cache
 def _weights(form: EntryForm) -> Callable[[jax.Array], tuple[jax.Array, ...]]:
-    return lambda entry: form.weights(entry, lambda stack, turn: stack[turn])
+    return lambda entry: form.weights(entry, operator.getitem)
 
 
 @functools.cache

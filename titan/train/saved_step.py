@@ -30,6 +30,7 @@ _MANIFEST = "step.json"
 # What does not enter the training step: paths of leaves and sections. Compiler options do, as what they amount to.
 OUTSIDE_THE_STEP = (
     *("name", "hardware", "data", "tokenizer", "sampling", "checkpoint", "metrics", "profiler", "lr_schedule"),
+    "distributed",
     *("aot.enable", "aot.report", "aot.page", "aot.compare", "aot.save", "aot.load"),
     *("training.steps", "training.seed", "training.validation_interval", "training.validation_batches"),
     *("compile.enable", "compile.cache_folder", "compile.tpu_flag_bundles", "compile.tpu_flags"),

@@ -83,10 +83,14 @@ class EntryForm:
         cut = [weight if self.segments is None else self.segments.cut(weight) for weight in weights]
         return cut[0] if self.num_turns is None else stack(cut)
 
+    def weight(self, entry: T, turn: int, part: Callable[[T, int], T]) -> T:
+        """One weight out of the entry; where that is no stack, of any turn."""
+        one = entry if self.num_turns is None else part(entry, turn)
+        return one if self.segments is None else self.segments.joined(one)
+
     def weights(self, entry: T, part: Callable[[T, int], T]) -> tuple[T, ...]:
         """The inverse of `entry`."""
-        parts = [entry] if self.num_turns is None else [part(entry, turn) for turn in range(self.num_turns)]
-        return tuple(weight if self.segments is None else self.segments.joined(weight) for weight in parts)
+        return tuple(self.weight(entry, turn, part) for turn in range(self.num_turns or 1))
 
     def weight_layout(self, layout: TensorLayout) -> TensorLayout:
         """The layout of one weight out of that of the entry."""
