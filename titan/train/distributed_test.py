@@ -1,15 +1,23 @@
 """Joining the processes of a run, with one line where that fails; and what they agree on."""
 
+import dataclasses
 import socket
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from titan.core.config.validate import ConfigError
+from titan.parallel.mesh import MeshSpec
+from titan.train.compile_config import CompileConfig
+from titan.train.config import Config
 from titan.train.distributed import FailedElsewhere, check_same, on_all_processes
 from titan.train.distributed_config import DistributedConfig
+from titan.train.runtime_xla import XlaRuntime
+from titan.train.stacks import Stacks
 
+CONFIG = Config(compile=CompileConfig(cache_folder=""))
 OURS = ConfigError("data.path", "it is not there", "correct it")
 
 
@@ -144,3 +152,33 @@ def test_what_does_not_go_together_is_refused(values, line):
     with pytest.raises(ConfigError) as error:
         _validate(**values)
     assert str(error.value) == line
+
+
+def test_a_process_of_a_slice_that_has_not_joined_the_others_is_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 32)
+    with pytest.raises(ConfigError) as error:
+        XlaRuntime(CONFIG)
+    assert str(error.value) == (
+        "--distributed.enable: this is process 0 of 32 on the hosts of a slice, and they have not joined; add "
+        "--distributed on all of them"
+    )
+
+
+def test_several_processes_take_all_of_their_devices(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    runtime = XlaRuntime(CONFIG)
+    with pytest.raises(ConfigError) as error:
+        runtime.prepare(MeshSpec(("dp_shard",), (runtime.num_devices + 1,)), {}, Stacks())
+    assert error.value.flag == "parallelism.num_devices"
+    config = dataclasses.replace(
+        CONFIG,
+        distributed=DistributedConfig(local_processes=2),
+        parallelism=dataclasses.replace(CONFIG.parallelism, num_devices=3),
+    )
+    with pytest.raises(ConfigError) as error:
+        XlaRuntime(config)
+    assert str(error.value) == (
+        "--parallelism.num_devices: 3 devices cannot be spread equally over 2 processes; give a multiple of 2, or "
+        "leave it out"
+    )

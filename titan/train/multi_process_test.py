@@ -1,6 +1,5 @@
 """Runs of several processes over gloo, as on several hosts: the numbers of one, checkpoints, stops, failures."""
 
-import dataclasses
 import json
 import pathlib
 import shutil
@@ -8,16 +7,10 @@ import signal
 import socket
 import subprocess
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
 
-from titan.core.config.validate import ConfigError
-from titan.parallel.mesh import MeshSpec
-from titan.train.compile_config import CompileConfig
-from titan.train.config import Config
-from titan.train.distributed_config import DistributedConfig
 from titan.train.run_for_test import (
     ENDLESS,
     TINY_FLAGS,
@@ -29,8 +22,6 @@ from titan.train.run_for_test import (
     wait,
     wait_for_line,
 )
-from titan.train.runtime_xla import XlaRuntime
-from titan.train.stacks import Stacks
 from titan.train.state import PARAMS
 
 FLAGS = (
@@ -42,7 +33,6 @@ FLAGS = (
     # The devices of one process share this machine's cores; what is measured of them here means nothing.
     "--metrics.peak_tflops=1",
 )
-CONFIG = Config(compile=CompileConfig(cache_folder=""))
 # Gloo and tensor parallelism sum in other orders than XLA does within a process, and training takes that further.
 LATER_TOLERANCE = 1e-4
 
@@ -128,36 +118,6 @@ def test_the_death_of_one_process_ends_the_other_and_says_so(workplace, stopped)
         1,
         "another process of this run has ended or cannot be reached",
     ) or (first.code == -signal.SIGABRT and any("indicates that another task died" in line for line in first.err))
-
-
-def test_a_process_of_a_slice_that_has_not_joined_the_others_is_refused(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 32)
-    with pytest.raises(ConfigError) as error:
-        XlaRuntime(CONFIG)
-    assert str(error.value) == (
-        "--distributed.enable: this is process 0 of 32 on the hosts of a slice, and they have not joined; add "
-        "--distributed on all of them"
-    )
-
-
-def test_several_processes_take_all_of_their_devices(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
-    runtime = XlaRuntime(CONFIG)
-    with pytest.raises(ConfigError) as error:
-        runtime.prepare(MeshSpec(("dp_shard",), (runtime.num_devices + 1,)), {}, Stacks())
-    assert error.value.flag == "parallelism.num_devices"
-    config = dataclasses.replace(
-        CONFIG,
-        distributed=DistributedConfig(local_processes=2),
-        parallelism=dataclasses.replace(CONFIG.parallelism, num_devices=3),
-    )
-    with pytest.raises(ConfigError) as error:
-        XlaRuntime(config)
-    assert str(error.value) == (
-        "--parallelism.num_devices: 3 devices cannot be spread equally over 2 processes; give a multiple of 2, or "
-        "leave it out"
-    )
 
 
 def _start_two(workplace: Workplace, run: str, *flags: str) -> list[subprocess.Popen]:
