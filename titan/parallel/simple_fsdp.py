@@ -261,6 +261,13 @@ def _check_axes(mesh: DeviceMesh, policy: ShardingPolicy, plans: WeightPlans) ->
     planned = {axis for plan in plans.values() for axis in (*plan.shards, *plan.partial)}
     if missing := sorted(planned - set(mesh.mesh_dim_names)):
         raise ValueError(f"a plan names the axis {missing[0]}; the mesh has {', '.join(mesh.mesh_dim_names)}")
+    shard_axes = [axis for axis in policy.shard_axes if axis in mesh.mesh_dim_names]
+    if shard_axes != sorted(shard_axes, key=mesh.mesh_dim_names.index):
+        # Slices lie in the mesh's order, and gradients are scattered in that of the policy.
+        raise ValueError(
+            f"the policy's shard axes {', '.join(shard_axes)} are not in the order of the mesh's, "
+            f"{', '.join(mesh.mesh_dim_names)}"
+        )
     if not {*policy.data_axes, *planned} & set(mesh.mesh_dim_names):
         raise ValueError(
             f"the mesh has the axes {', '.join(mesh.mesh_dim_names)}, none of the policy's "

@@ -263,6 +263,21 @@ def _two_shard_axes_are_one_of_their_product() -> None:
     assert model.embedding._parameters["weight"].placements == (Shard(0), Shard(0))
     _assert_grads(model, _reference()[1])
 
+    # Along another dim than the first, communicated in another way.
+    torch.manual_seed(0)
+    layer, input = nn.Linear(8, 5, bias=False), torch.randn(3, 8)
+    upstream = torch.randn(3, 5)
+    layer(input).backward(upstream)
+    expected = {"weight": layer.weight.grad.clone() * dist.get_world_size()}
+    layer.weight.grad = None
+    sharded = simple_fsdp(layer, mesh, ShardingPolicy(shard_axes=("dp_shard", "cp")))
+    assert sharded._parameters["weight"].placements == (Shard(1), Shard(1))
+    sharded(input).backward(upstream)
+    _assert_grads(sharded, expected)
+
+    with pytest.raises(ValueError, match="shard axes cp, dp_shard are not in the order of the mesh's, dp_shard, cp"):
+        simple_fsdp(nn.Linear(8, 5), mesh, ShardingPolicy(shard_axes=("cp", "dp_shard")))
+
 
 def _policies_are_per_instance() -> None:
     first, second = _Scale((8,)), _Scale((8,))

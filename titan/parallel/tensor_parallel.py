@@ -61,7 +61,9 @@ class _EndBorder(_TokenBorder):
 class _FeatureBorder(_TokenBorder):
     def run(self, forward: Callable[..., Any], axes: Axes, *args: Any) -> Tensor:
         features = forward(*args)
-        return gather_whole(features, axes[self.axis], features.dim() - 1)
+        # Where tokens are split, each device has used all features, but for its own tokens alone.
+        gather = gather_to_parts if self.splits_tokens else gather_whole
+        return gather(features, axes[self.axis], features.dim() - 1)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,9 @@ class ParallelismConfig:
         1, "Devices over which attention heads, feed-forwards, embedding and head are split.", minimum=1
     )
     sequence_parallel: bool = option(
-        True, "With tensor_parallel, split the tokens between those parts too. false: every device has all of them."
+        True,
+        "With tensor_parallel, split the tokens between those parts too. false, and always for FLUX.1: every device "
+        "has all of them.",
     )
     topology_aware: bool = option(
         True,
