@@ -94,8 +94,12 @@ class Checkpointer:
         )
 
     def steps(self) -> list[int]:
-        """Steps of the finished checkpoints on disk, ascending; whether they are intact shows on `restore`."""
-        return sorted(self._ocp.utils.checkpoint_steps(self.folder))
+        """Steps of the finished checkpoints on disk, ascending; whether they are intact shows on `restore`.
+
+        Of several processes all must call it. They get what the first one sees: a shared file system may still show
+        another one an older listing.
+        """
+        return _of_first_process(sorted(self._ocp.utils.checkpoint_steps(self.folder)))
 
     def due(self, step: int) -> bool:
         """Whether the interval asks for a checkpoint after `step`."""
@@ -256,6 +260,22 @@ class Checkpointer:
         # Of several processes one that fails must not wait for a save in progress, which waits for the others.
         if kind is None or jax.process_count() == 1:
             self.close()
+
+
+def _of_first_process(numbers: list[int]) -> list[int]:
+    """The numbers that process 0 comes with, on all processes."""
+    import jax
+
+    if jax.process_count() == 1:
+        return numbers
+    import numpy as np
+    from jax.experimental.multihost_utils import broadcast_one_to_all
+
+    count = int(broadcast_one_to_all(np.int32(len(numbers))))
+    if count == 0:
+        return []
+    of_this_one = np.resize(np.array(numbers or [0], np.int32), count)  # any of the right shape, but on process 0
+    return [int(number) for number in broadcast_one_to_all(of_this_one)]
 
 
 class _Damaged(Exception):

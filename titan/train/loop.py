@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import logging
 import math
+import signal
 import statistics
 import time
 from collections.abc import Mapping
@@ -178,6 +179,9 @@ class _Loop:
                     self._sample(state)
                 stop_signal = run.runtime.agree_by_next(stop.signal or 0)
                 if stop_signal:
+                    if stop.signal is None:
+                        name = signal.Signals(stop_signal).name
+                        _log.warning("%s to another process: stopping; a checkpoint is saved first", name)
                     break
             self._read_pending()
             if self._progress.steps > start:

@@ -60,7 +60,8 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(stopped):
     assert any(line.endswith(f"checkpoints/{step}") for line in first.out)
     # The first one reports, the other one is silent.
     assert _python_lines(second.out) == []
-    assert first.err == second.err == []
+    assert first.err == ["SIGTERM to another process: stopping; a checkpoint is saved first"]
+    assert second.err == []
 
 
 def test_runs_of_one_process_and_several_are_the_same_run(workplace, stopped, tmp_path):
