@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 import sys
 import threading
 import zlib
@@ -36,6 +37,8 @@ def join(config: DistributedConfig) -> None:
     if config.local_processes:
         jax.config.update("jax_platforms", "cpu")  # an accelerator cannot be shared
     address, num_processes, process_id = _place(config)
+    if address and process_id == 0:
+        _check_port(address, num_processes)
     # JAX ends the process too, with a stack trace in place of a cure.
     patience = threading.Timer(config.initialization_timeout_seconds, _give_up, (config, address, num_processes))
     patience.daemon = True
@@ -53,11 +56,7 @@ def join(config: DistributedConfig) -> None:
     except Exception as error:  # the detection of clusters raises whatever it comes upon
         reason = " ".join(str(error).split())[:300]
         if address:
-            raise ConfigError(
-                "distributed.coordinator_address",
-                f"process {process_id} of {num_processes} gets no coordinator at {address} ({reason})",
-                "give the host of process 0 and a port that is free there",
-            ) from error
+            raise _no_coordinator(address, num_processes, process_id, reason) from error
         raise ConfigError(
             "distributed.enable",
             f"JAX finds no cluster that this process belongs to ({reason})",
@@ -133,6 +132,24 @@ def _place(config: DistributedConfig) -> tuple[str | None, int | None, int | Non
     if config.coordinator_address:
         return config.coordinator_address, config.num_processes, config.process_id
     return None, None, None
+
+
+def _check_port(address: str, num_processes: int) -> None:
+    """Raises ConfigError where the coordinator could not listen, of which JAX at times dies without a message."""
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    try:
+        socket.create_server(("", int(address.rpartition(":")[2])), family=family, dualstack_ipv6=dual).close()
+    except OSError as error:
+        raise _no_coordinator(address, num_processes, 0, str(error)) from error
+
+
+def _no_coordinator(address: str, num_processes: int, process_id: int, reason: str) -> ConfigError:
+    return ConfigError(
+        "distributed.coordinator_address",
+        f"process {process_id} of {num_processes} gets no coordinator at {address} ({reason})",
+        "give the host of process 0 and a port that is free there",
+    )
 
 
 def _give_up(config: DistributedConfig, address: str | None, num_processes: int | None) -> NoReturn:
