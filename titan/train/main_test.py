@@ -1,7 +1,6 @@
 """The main program as its users meet it: mistakes in one line, and what a run leaves behind."""
 
 import json
-import logging
 import pathlib
 import re
 from unittest.mock import Mock
@@ -11,6 +10,7 @@ import pytest
 from titan.core.config.tree import leaves
 from titan.core.config.validate import ConfigError, LocalConfigError
 from titan.train import main
+from titan.train.compile_config import TpuConfig
 from titan.train.config import Config
 from titan.train.run_for_test import Workplace, checkpoint_steps, reported_losses
 
@@ -101,11 +101,14 @@ def test_a_mistake_found_in_files_or_devices_is_one_line_before_anything_is_comp
 
 def test_of_several_processes_one_says_what_all_would_and_each_what_it_alone_knows(monkeypatch):
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(logging, "disable", lambda level: None)
-    problems = [ConfigError("data.path", "is missing", "x"), LocalConfigError("data.path", "p.png is broken", "x")]
-    monkeypatch.setattr(main, "_train", Mock(side_effect=problems))
-    assert main._run(Config()) == 2
+    of_all, of_one = ConfigError("data.path", "is missing", "x"), LocalConfigError("data.path", "p.png is broken", "x")
+    monkeypatch.setattr(main, "_train", Mock(side_effect=[of_all, of_one, of_all]))
+    config = Config(tpu_config=TpuConfig(executor="torch"))
+    assert main._run(config) == 2
     with pytest.raises(LocalConfigError, match="p.png is broken"):
+        main._run(config)
+    # A run of the xla executor is one process, whatever a scheduler calls it, unless it is asked to be several.
+    with pytest.raises(ConfigError, match="is missing"):
         main._run(Config())
 
 
