@@ -1,0 +1,3 @@
+from titan.moved import install
+
+install()

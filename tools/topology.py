@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from titan.core.config.validate import ConfigError
 from titan.core.tpu_slice import TpuSlice, parse_tpu_slice
-from titan.parallel.topology import assign
-from titan.parallel.topology_svg import to_svg
-from titan.parallel.topology_text import to_text
-from titan.parallel.torus import Torus
+from titan.parallel.tpu_topology.topology import assign
+from titan.parallel.tpu_topology.topology_svg import to_svg
+from titan.parallel.tpu_topology.topology_text import to_text
+from titan.parallel.tpu_topology.torus import Torus
 
 
 def torus_of(tpu_slice: TpuSlice) -> Torus:

@@ -10,8 +10,8 @@ import numpy as np
 from absl import logging
 
 from titan.core.config.validate import ConfigError
-from titan.core.data.atomic import write_atomically
 from titan.core.data.config import TokenizerConfig
+from titan.core.files import write_atomically
 
 if TYPE_CHECKING:
     import tokenizers

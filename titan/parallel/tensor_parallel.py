@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from titan.parallel.collectives import gather_to_parts, gather_whole, scatter_sum, sum_parts, to_parts
 from titan.parallel.mesh_axis import MeshAxis
-from titan.parallel.module_borders import Axes, ModuleBorder
+from titan.parallel.module_boundaries import Axes, ModuleBorder
 from titan.parallel.parallel_plan import Border, ParallelPlan, Split, Whole
 from titan.parallel.segments import Segments
 from titan.parallel.vocabulary import first_entry

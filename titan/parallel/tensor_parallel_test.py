@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.tensor.placement_types import Replicate, Shard
 
 from titan.parallel.mesh import MeshSpec, fake_world
-from titan.parallel.module_borders import place_borders
+from titan.parallel.module_boundaries import place_borders
 from titan.parallel.parallel_plan import Border, ModulePlan, ParallelPlan, SharedParts, Split, Whole
 from titan.parallel.segments import Segments
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements, simple_fsdp

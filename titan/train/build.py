@@ -11,27 +11,27 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
 from titan.core.init import Initializer, init_plan
-from titan.graph.capture import StepFunction, capture
+from titan.graph.capture.spmd_check import check_spmd
+from titan.graph.capture.trace import StepFunction, capture
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.memory_policy import memory_policy_pass
 from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_policy
 from titan.graph.passes.no_ops import no_ops
 from titan.graph.passes.pipeline import Pass, run_passes
-from titan.graph.spmd_check import check_spmd
 from titan.models.family import BatchTensor
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
-from titan.train.compile_config import TpuConfig
-from titan.train.compiled_step import CompiledStep, Executable, Shapes
-from titan.train.config import Config
-from titan.train.expert_balance import ExpertBalance
-from titan.train.hf_weights import check_hf, read_hf
-from titan.train.mesh_axes import data_share, mesh_spec, sharding_policy
-from titan.train.model_split import model_split
-from titan.train.runtime import CompileTarget, Runtime, State
-from titan.train.stacks import Stacks
-from titan.train.state import (
+from titan.train.config.compile import TpuConfig
+from titan.train.config.run import Config
+from titan.train.inputs.hf_weights import check_hf, read_hf
+from titan.train.runtime.compiled_step import CompiledStep, Executable, Shapes
+from titan.train.runtime.interface import CompileTarget, Runtime, State
+from titan.train.sharding.mesh_axes import data_share, mesh_spec, sharding_policy
+from titan.train.sharding.model_plan import model_split
+from titan.train.step.builder import StepBuilder
+from titan.train.step.expert_balance import ExpertBalance
+from titan.train.step.state import (
     PER_PARAMETER,
     batch_layouts,
     eval_state_layouts,
@@ -39,7 +39,7 @@ from titan.train.state import (
     parameter_layouts,
     train_state_layouts,
 )
-from titan.train.step import StepBuilder
+from titan.train.step.stored_form import Stacks
 from titan.train.swaps.rules import with_swaps
 from titan.train.swaps.scan_layers import stacked_parameters, with_scanned_layers
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from titan.core.config import serialize
 from titan.core.config.flags import one_line_errors, parse
 from titan.core.config.validate import ConfigError, LocalConfigError
-from titan.train.config import Config
-from titan.train.variant import Variants
+from titan.train.config.run import Config
+from titan.train.config.variant import Variants
 
 
 def main(recipe: Config, argv: Sequence[str] | None = None, *, variants: Variants | None = None) -> int:
@@ -37,7 +37,7 @@ def main(recipe: Config, argv: Sequence[str] | None = None, *, variants: Variant
         os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
         num_processes = _num_processes_to_start(config)
         if num_processes:
-            from titan.train.launch import launch
+            from titan.train.runtime.launch import launch
 
             return launch(num_processes, _worker, config)
         return _run(config)
@@ -71,7 +71,7 @@ def _run(config: Config) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     logging.getLogger("jax").setLevel(logging.WARNING)  # at INFO it reports each kind of device that is not there
     if config.aot.enable:
-        from titan.train import aot
+        from titan.train.aot.command import command as aot
 
         return aot.main(config)
     if _is_xla(config) and config.distributed.is_asked_for:
@@ -94,7 +94,7 @@ def _run(config: Config) -> int:
 def _run_jointly(config: Config) -> int:
     """The run as one of several processes of the xla executor. A failure of one of them ends all."""
     from titan.core.checkpoint import CheckpointError
-    from titan.train.distributed import FailedElsewhere, is_lost_peer, join, leave
+    from titan.train.runtime.processes import FailedElsewhere, is_lost_peer, join, leave
 
     join(config.distributed)
     try:
@@ -116,19 +116,19 @@ def _train(config: Config) -> int:
     from titan.core.metrics import MetricsLogger
     from titan.core.profiler import Profiler
     from titan.train.build import build
-    from titan.train.data import open_data
-    from titan.train.distributed import check_same, on_all_processes
-    from titan.train.distributed_config import DistributedConfig
-    from titan.train.folder_lock import folder_lock, holder
-    from titan.train.hf_weights import write_hf
-    from titan.train.loop import restore, train
-    from titan.train.mesh_axes import data_share
-    from titan.train.summary import summarize, write_summary
+    from titan.train.config.processes import DistributedConfig
+    from titan.train.inputs.data import open_data
+    from titan.train.inputs.hf_weights import write_hf
+    from titan.train.loop.folder_lock import folder_lock, holder
+    from titan.train.loop.loop import restore, train
+    from titan.train.loop.summary import summarize, write_summary
+    from titan.train.runtime.processes import check_same, on_all_processes
+    from titan.train.sharding.mesh_axes import data_share
 
     if _is_xla(config):
-        from titan.train.runtime_xla import XlaRuntime as Runtime
+        from titan.train.runtime.xla import XlaRuntime as Runtime
     else:
-        from titan.train.runtime_torch import TorchRuntime as Runtime
+        from titan.train.runtime.torch import TorchRuntime as Runtime
 
     folder = run_folder(config)
     runtime = Runtime(config)
@@ -178,7 +178,7 @@ def _train(config: Config) -> int:
         profiler = stack.enter_context(Profiler(run.config.profiler, str(folder), traces=reports))
         sampler = None
         if run.predict_step is not None:
-            from titan.train.pictures.sampler import Sampler
+            from titan.train.images.sampler import Sampler
 
             sampler = Sampler(run, data.pictures)
         outcome = train(run, data, checkpointer, logger, profiler, restored, sampler)

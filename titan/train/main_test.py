@@ -10,9 +10,9 @@ import pytest
 from titan.core.config.tree import leaves
 from titan.core.config.validate import ConfigError, LocalConfigError
 from titan.train import main
-from titan.train.compile_config import TpuConfig
-from titan.train.config import Config
-from titan.train.run_for_test import Workplace, checkpoint_steps, reported_losses
+from titan.train.config.compile import TpuConfig
+from titan.train.config.run import Config
+from titan.train.testing.runs import Workplace, checkpoint_steps, reported_losses
 
 STEPS = ("--training.steps=6", "--checkpoint.interval=4")
 
@@ -148,7 +148,7 @@ def test_disabled_passes_are_left_out(workplace, first):
 
 def test_the_passes_are_those_that_the_flag_names():
     from titan.train.build import graph_passes
-    from titan.train.runtime_xla import XlaRuntime
+    from titan.train.runtime.xla import XlaRuntime
 
     (leaf,) = [leaf for leaf in leaves(Config()) if leaf.path == "tpu_config.disable_passes"]
     assert leaf.choices == tuple(step.__name__ for step in (*graph_passes(Config()), *XlaRuntime.passes))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from titan.models.llama3.config import Llama3Config
-from titan.train.config import Config
+from titan.train.config.run import Config
 from tools.bench.aot_vs_jax import hyperparameters
 from tools.bench.jax_llama3 import TrainState
 from tools.bench.jax_llama3_scan import parameter_shapes, scan_step

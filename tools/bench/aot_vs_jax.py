@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 
-from titan.train.config import Config
+from titan.train.config.run import Config
 from tools.bench.aot_run import aot_run
 from tools.bench.llama3_hyperparameters import llama3_hyperparameters
 
@@ -121,7 +121,7 @@ def _analysed(config: Config, hlo: str, code: str) -> tuple[float, float]:
     from titan.graph.aot.hlo import parse_hlo
     from titan.graph.aot.timing import Links, step_time
     from titan.parallel.mesh import MeshSpec
-    from titan.train.aot import splash_flops
+    from titan.train.aot.command import splash_flops
     from tools.bench.jax_llama3_scan import AXIS
 
     tpu_slice, kernel_flops = config.tpu_slice, splash_flops(config)

@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from titan.core.config.tree import leaves
-from titan.train.config import Config
+from titan.train.config.run import Config
 from tools.bench.aot_run import AotRun, aot_run
 
 MODES = {

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from titan.train.config import Config
-from titan.train.lr_schedule import learning_rate
+from titan.train.config.run import Config
+from titan.train.loop.lr_schedule import learning_rate
 from titan.train.recipes import llama3_debug, qwen3_debug, qwen3_moe_debug
 from tools.bench.interleaved import WARMUP_ROUNDS, max_difference, medians, ratios, take_turns
 from tools.bench.titan_trainer import TitanTrainer, on_devices
@@ -78,7 +78,7 @@ def _inputs(config: Config, folder: str, num_batches: int) -> tuple[int, list[tu
     """Writes the initial weights; returns the number of parameters and the arguments of each round's steps."""
     import torch
 
-    from titan.train.data import open_data
+    from titan.train.inputs.data import open_data
 
     trainer = TitanTrainer(config)
     weights = {name: torch.from_numpy(array) for name, array in trainer.parameters().items()}

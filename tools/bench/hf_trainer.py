@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from titan.train.config import OptimizerConfig
+from titan.train.config.run import OptimizerConfig
 
 
 class HfTrainer:

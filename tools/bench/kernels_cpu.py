@@ -49,8 +49,9 @@ class _Case:
 
 def _attention(ours: bool):
     import torch
-    from titan.kernels.splash_attention.api import splash_attention
     from torch.nn.functional import scaled_dot_product_attention
+
+    from titan.kernels.splash_attention.api import splash_attention
 
     q, k, v = (torch.randn(1, heads, 4096, 128, requires_grad=True) for heads in (8, 2, 2))
     if ours:
@@ -110,6 +111,7 @@ def _paired_grouped_matmul(ours: bool):
 
 def _route_scores(ours: bool):
     import torch
+
     from titan.kernels.route_scores.api import apply_route_scores
 
     rows = torch.randn(32768, 1024, dtype=torch.bfloat16, requires_grad=True)

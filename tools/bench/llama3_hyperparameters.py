@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from titan.train.config import Config
+from titan.train.config.run import Config
 
 
 def llama3_hyperparameters(config: Config) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from titan.models.llama3.config import Llama3Config
-from titan.train.config import Config
+from titan.train.config.run import Config
 from tools.bench.hf_parity import one_document
 from tools.bench.hf_trainer import HfTrainer
 from tools.bench.interleaved import max_difference, medians, ratios

@@ -21,8 +21,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from titan.train.config import Config
-from titan.train.lr_schedule import learning_rate
+from titan.train.config.run import Config
+from titan.train.loop.lr_schedule import learning_rate
 from titan.train.recipes.llama3_debug import RECIPE
 from tools.bench.interleaved import WARMUP_ROUNDS, Turns, max_difference, medians, ratios, take_turns
 from tools.bench.llama3_hyperparameters import llama3_hyperparameters
@@ -42,7 +42,7 @@ _RATIOS = {
 
 
 def _jax_trainer(config: Config, weights: Mapping[str, np.ndarray], batch: Batch) -> Contender:
-    from titan.train.runtime_xla import XlaRuntime
+    from titan.train.runtime.xla import XlaRuntime
     from tools.bench.jax_llama3 import Hyperparameters, JaxTrainer
 
     runtime = XlaRuntime(config)  # starts JAX with the devices and threads that titan has
@@ -57,7 +57,7 @@ def _torch_trainer(config: Config, weights: Mapping[str, np.ndarray], compiled: 
 
 def _inputs(num_batches: int) -> tuple[dict[str, np.ndarray], list[Batch]]:
     """The recipe's initial weights and first batches."""
-    from titan.train.data import open_data
+    from titan.train.inputs.data import open_data
 
     config = on_devices(RECIPE, 1)
     batches = open_data(config, process_index=0, process_count=1).train

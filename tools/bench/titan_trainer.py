@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from titan.train.config import Config
+from titan.train.config.run import Config
 
 
 class TitanTrainer:
@@ -14,7 +14,7 @@ class TitanTrainer:
     def __init__(self, config: Config):
         """Builds the run; it is compiled in the first step."""
         from titan.train.build import build
-        from titan.train.runtime_xla import XlaRuntime
+        from titan.train.runtime.xla import XlaRuntime
 
         self._runtime = XlaRuntime(config)
         self._run = build(config, self._runtime)
@@ -24,7 +24,7 @@ class TitanTrainer:
         """One training step of one microbatch; returns the loss before the update."""
         import jax
 
-        from titan.train.state import LEARNING_RATE
+        from titan.train.step.state import LEARNING_RATE
 
         microbatches = {name: array[None] for name, array in batch.items()}
         inputs = {**microbatches, LEARNING_RATE: np.float32(learning_rate)}

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from titan.core.data.packing import IGNORED_LABEL
-from titan.train.config import Config
+from titan.train.config.run import Config
 
 
 class TorchTrainer:

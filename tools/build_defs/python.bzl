@@ -4,6 +4,7 @@ titan_library: one target per file.
 titan_binary: a program, run as a module in the folder that `bazel run` was called from.
 titan_test: pytest.
 titan_package: a room's `__init__.py`, its version and its wheel.
+titan_moved: labels that targets had before, for a version.
 """
 
 load(
@@ -125,3 +126,17 @@ def titan_package(name, version, libraries, deps = [], srcs = ["__init__.py"], v
         visibility = visibility,
         deps = [":package"],
     )
+
+def titan_moved(labels):
+    """Keeps old names of targets that have moved to other packages, each with a warning that says the new label.
+
+    Args:
+      labels: the new label by old name.
+    """
+    for name, actual in labels.items():
+        native.alias(
+            name = name,
+            actual = actual,
+            deprecation = "it is now %s; the old label goes away with version 0.3" % actual,
+            visibility = ["//visibility:public"],
+        )

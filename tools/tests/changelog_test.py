@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tools.tests import workspace
+from tools.repository import workspace
 
 
 @pytest.mark.parametrize("room", workspace.ROOMS)

@@ -2,13 +2,9 @@
 
 import collections
 import graphlib
-import importlib.metadata
-import sys
 
-from tools.tests import workspace
-
-# Packages of an environment of the user's own, imported only within functions that say what to do without them.
-_NOT_LOCKED = ("torch_tpu",)
+from tools.repository import workspace
+from tools.repository.declared_deps import undeclared_imports
 
 
 def _root_files_targets():
@@ -24,40 +20,6 @@ def _shared(file):
     return file.endswith("/conftest.py")  # among the srcs of each test that it serves
 
 
-def _undeclared(targets, files, imports):
-    """Returns a line for each import that the importing file's target does not declare."""
-    modules = workspace.Modules(files)
-    owners = collections.defaultdict(list)
-    for target in targets:
-        for file in target.srcs:
-            owners[file].append(target)
-    distributions = importlib.metadata.packages_distributions()
-    missing = []
-    for imported in imports:
-        for target in owners[imported.file]:
-            top = imported.module.partition(".")[0]
-            if top in ("titan", "tools"):
-                found = modules.files_of(imported)
-                if not found:
-                    missing.append(f"{imported}: there is no such module")
-                wanted = [{owner.label for owner in owners[file]} for file in found if file not in target.srcs]
-            elif top in sys.stdlib_module_names or (top in _NOT_LOCKED and imported.deferred):
-                continue
-            elif top not in distributions:
-                missing.append(f"{imported}: no locked package has it")
-                continue
-            else:
-                names = {name.lower().replace("-", "_").replace(".", "_") for name in distributions[top]}
-                wanted = [{f"@pypi//:{name}" for name in names}]
-            declared = {*target.deps, *(["@pypi//:pytest"] if target.rule == "titan_test" else [])}
-            missing += [
-                f"{imported}: add {' or '.join(sorted(labels))} to the deps of {target.label}"
-                for labels in wanted
-                if not labels & declared
-            ]
-    return missing
-
-
 def test_each_file_is_in_one_target():
     _, files, targets = _root_files_targets()
     owners = collections.Counter(file for target in targets for file in set(target.srcs))
@@ -69,8 +31,8 @@ def test_each_file_is_in_one_target():
 def test_each_import_is_a_declared_dep():
     root, files, targets = _root_files_targets()
     imports = [imported for file in files for imported in workspace.imports_of(file, (root / file).read_text())]
-    missing = _undeclared(targets, files, imports)
-    assert not missing, _lines(missing)
+    missing = [str(found) for found in undeclared_imports(targets, files, imports)]
+    assert not missing, "./bazelw run //tools:fix_deps writes what can be written:" + _lines(missing)
 
 
 def test_no_target_depends_on_itself():
@@ -89,7 +51,8 @@ titan_library(name = "c", srcs = ["c.py"])
     targets = workspace.parse_build_file(build, "titan/x", tmp_path)
     files = ["titan/x/a.py", "titan/x/b.py", "titan/x/c.py"]
     text = "import os, absl.flags, torch\nfrom titan.x.b import f\ndef g():\n  from titan.x import c, b\n  import titan.x.d\n"
-    assert _undeclared(targets, files, workspace.imports_of(files[0], text)) == [
+    found = undeclared_imports(targets, files, workspace.imports_of(files[0], text))
+    assert [str(undeclared) for undeclared in found] == [
         "titan/x/a.py:1: imports torch: add @pypi//:torch to the deps of //titan/x:a",
         "titan/x/a.py:4: imports titan.x: add //titan/x:c to the deps of //titan/x:a",
         "titan/x/a.py:5: imports titan.x.d: there is no such module",

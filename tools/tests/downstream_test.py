@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tools.tests import workspace
+from tools.repository import workspace
 
 _FILES = {
     "WORKSPACE": """\

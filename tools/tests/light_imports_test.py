@@ -37,12 +37,12 @@ def _modules_of(room):
         pytest.param(_modules_of("parallel"), ["jax", "jaxlib"], id="parallel without jax"),
         pytest.param(_modules_of("core"), ["jax", "jaxlib", "torch", "transformers"], id="core without jax and torch"),
         pytest.param(
-            ["titan.parallel.topology_svg", "titan.parallel.topology_text"],
+            ["titan.parallel.tpu_topology.topology_svg", "titan.parallel.tpu_topology.topology_text"],
             ["jax", "jaxlib", "torch", "numpy"],
             id="topology without any package",
         ),
         pytest.param(
-            ["titan.train.config", "titan.models.llama3.config"],
+            ["titan.train.config.run", "titan.models.llama3.config"],
             ["jax", "jaxlib", "torch", "transformers"],
             id="config tree without jax and torch",
         ),

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from tools.tests import workspace
+from tools.repository import workspace
 
 _RUNFILES = pathlib.Path.cwd()  # where Bazel starts a test, and where the wheels lie
 

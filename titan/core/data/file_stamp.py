@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from titan.core.data.atomic import write_atomically
+from titan.core.files import write_atomically
 
 # A file may be written twice within one tick of the file system's clock. Younger files are read again the next time.
 _CLOCK_TICK_NANOSECONDS = 100_000_000

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from titan.graph.aot.buffers import LiveBuffer, live_at_peak, usage
 from titan.graph.aot.origin import origin
 from titan.graph.aot.report import Buffer, Memory
-from titan.graph.region import PARAMETER_SCOPE
+from titan.graph.ir.region import PARAMETER_SCOPE
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 
 from titan.graph.executors.xla import LoweredStep
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 
 _PACKAGES = ("jax", "jaxlib", "torch")

@@ -6,7 +6,7 @@ import torch
 from jax.experimental import pallas as pl
 from jax.sharding import SingleDeviceSharding
 
-from titan.graph.capture import StepFunction, capture
+from titan.graph.capture.trace import StepFunction, capture
 from titan.graph.executors.fingerprint import fingerprint, graph_digest, program_digest
 from titan.graph.executors.xla import lower_xla
 from titan.kernels.tpu_compile import tpu_device

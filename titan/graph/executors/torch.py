@@ -9,9 +9,9 @@ import torch
 import torch.fx
 from torch.distributed.device_mesh import DeviceMesh
 
-from titan.graph.dialect import graphs_of, group_argument
-from titan.graph.step_graph import StepGraph
-from titan.graph.transfers import remove_transfers
+from titan.graph.ir.dialect import graphs_of, group_argument
+from titan.graph.ir.step_graph import StepGraph
+from titan.graph.ir.transfers import remove_transfers
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.lowering.dtypes import array_dtype
 from titan.graph.lowering.lower import lower
-from titan.graph.step_graph import StepGraph
 from titan.kernels.target import Target
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec

@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import torch
 from torch.fx.node import map_arg
 
-from titan.graph.dialect import describe
-from titan.graph.lowering.control_flow import reversed_scan
+from titan.graph.ir.dialect import describe
+from titan.graph.ir.region import PARAMETER_SCOPE
+from titan.graph.ir.reversed_scans import find_reversed_scans
+from titan.graph.lowering.dialect.control_flow import reversed_scan
+from titan.graph.lowering.dialect.kernels import find_lowering
 from titan.graph.lowering.dtypes import array_dtype, cast, kind, to_array
-from titan.graph.lowering.kernels import find_lowering
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import Lowering, LoweringContext, LoweringError, TensorMeta, overload_name
-from titan.graph.region import PARAMETER_SCOPE
-from titan.graph.reversed_scans import find_reversed_scans
 from titan.kernels.target import Target, lowering_for
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import torch
 import torch.fx
 
-from titan.graph.dialect import group_argument, op_name
+from titan.graph.ir.dialect import group_argument, op_name
 from titan.graph.passes.memory_rules import MemoryPolicy
 
 aten = torch.ops.aten

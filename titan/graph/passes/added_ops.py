@@ -7,7 +7,7 @@ import torch
 import torch._functorch._activation_offloading.offload_ops  # noqa: F401  registers torch.ops.ao
 import torch.fx
 
-import titan.graph.barrier  # noqa: F401  registers torch.ops.titan.barrier
+import titan.graph.ir.barrier  # noqa: F401  registers torch.ops.titan.barrier
 
 
 def add_op(

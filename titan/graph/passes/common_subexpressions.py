@@ -5,8 +5,8 @@ from collections.abc import Hashable
 import torch
 import torch.fx
 
-from titan.graph.dialect import argument_key, draws_random_numbers, graphs_of, group_argument, op_name
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.dialect import argument_key, draws_random_numbers, graphs_of, group_argument, op_name
+from titan.graph.ir.step_graph import StepGraph
 
 
 def common_subexpressions(graph: StepGraph) -> StepGraph:

@@ -3,7 +3,7 @@
 import torch
 import torch.fx
 
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.step_graph import StepGraph
 
 aten = torch.ops.aten
 

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
-from titan.graph.step_graph import StepGraph
 from titan.parallel.mesh import MeshSpec
 
 aten = torch.ops.aten

@@ -5,7 +5,7 @@ import operator
 import torch
 import torch.fx
 
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.step_graph import StepGraph
 
 
 def dead_code(graph: StepGraph) -> StepGraph:

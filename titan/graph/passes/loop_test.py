@@ -4,14 +4,14 @@ import torch
 import torch.fx
 from torch import nn
 
-from titan.graph.capture import StepFunction, capture
-from titan.graph.dialect import op_name
+from titan.graph.capture.scan_layers import scan_layers
+from titan.graph.capture.trace import StepFunction, capture
+from titan.graph.ir.dialect import op_name
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.added_ops import add_op
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.loop import Loop
-from titan.graph.scan_layers import scan_layers
-from titan.graph.step_graph import StepGraph
-from titan.graph.steps_for_test import ONE
+from titan.graph.testing.steps import ONE
 from titan.parallel.layout import TensorLayout
 
 aten = torch.ops.aten

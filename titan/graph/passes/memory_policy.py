@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from titan.graph.dialect import graphs_of
+from titan.graph.ir.dialect import graphs_of
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.activations import actions, block_of, is_forward, is_free
 from titan.graph.passes.added_ops import add_barrier, add_offload, add_reload
 from titan.graph.passes.dead_code import remove_unused
 from titan.graph.passes.loop_memory import apply_to_loops
 from titan.graph.passes.memory_rules import MemoryPolicy
 from titan.graph.passes.pipeline import Pass
-from titan.graph.step_graph import StepGraph
 
 
 def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) -> Pass:

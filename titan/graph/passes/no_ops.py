@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 import torch.fx
 
-from titan.graph.dialect import graphs_of
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.dialect import graphs_of
+from titan.graph.ir.step_graph import StepGraph
 
 aten = torch.ops.aten
 

@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from titan.graph.capture import StepFunction, capture
-from titan.graph.dialect import op_name
+from titan.graph.capture.trace import StepFunction, capture
+from titan.graph.ir.dialect import op_name
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.no_ops import no_ops
 from titan.graph.passes.pipeline import run_passes
-from titan.graph.step_graph import StepGraph
-from titan.graph.steps_for_test import HSDP, ONE, all_reduce, capture_metric, capture_training, ops
+from titan.graph.testing.steps import HSDP, ONE, all_reduce, capture_metric, capture_training, ops
 from titan.parallel.layout import TensorLayout
 
 aten = torch.ops.aten

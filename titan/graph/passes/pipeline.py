@@ -7,8 +7,8 @@ import pathlib
 import time
 from collections.abc import Callable, Sequence
 
-from titan.graph.dialect import check_dialect, describe, graphs_of
-from titan.graph.step_graph import StepGraph
+from titan.graph.ir.dialect import check_dialect, describe, graphs_of
+from titan.graph.ir.step_graph import StepGraph
 
 Pass = Callable[[StepGraph], StepGraph]
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from titan.graph.dialect import DialectError
+from titan.graph.ir.dialect import DialectError
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.common_subexpressions import common_subexpressions
 from titan.graph.passes.dead_code import dead_code
 from titan.graph.passes.no_ops import no_ops
 from titan.graph.passes.pipeline import run_passes
-from titan.graph.step_graph import StepGraph
-from titan.graph.steps_for_test import HSDP, capture_metric, ops
+from titan.graph.testing.steps import HSDP, capture_metric, ops
 from titan.parallel.layout import TensorLayout
 
 PASSES = (no_ops, common_subexpressions, dead_code)

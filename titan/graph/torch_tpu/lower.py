@@ -16,9 +16,9 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from titan.graph.ir.step_graph import StepGraph
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import LoweringError
-from titan.graph.step_graph import StepGraph
 from titan.graph.torch_tpu.scopes import name_scopes
 from titan.graph.torch_tpu.segment import Segment
 from titan.graph.torch_tpu.split import Level, segment_of, split

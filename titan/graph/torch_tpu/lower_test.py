@@ -1,6 +1,6 @@
 """Segments, with JAX in TorchTPU's place: the rebuilt step must compute what the step computes.
 
-What TorchTPU itself makes of a segment is compared in titan/train/aot_torch_tpu_test.py.
+What TorchTPU itself makes of a segment is compared in titan/train/integration/aot_torch_tpu_test.py.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from titan.graph.executors.xla import lower_xla, sharding  # noqa: E402
 from titan.graph.lowering.lower import lower  # noqa: E402
 from titan.graph.lowering.stablehlo_call import StableHloCall  # noqa: E402
 from titan.graph.lowering.table import LoweringError  # noqa: E402
-from titan.graph.steps_for_test import HSDP, ONE, all_reduce, capture_metric, capture_training, ops  # noqa: E402
+from titan.graph.testing.steps import HSDP, ONE, all_reduce, capture_metric, capture_training, ops  # noqa: E402
 from titan.graph.torch_tpu import lower as torch_tpu  # noqa: E402
 from titan.graph.torch_tpu.scopes import name_scopes  # noqa: E402
 from titan.graph.torch_tpu.segment import Ref, Segment  # noqa: E402

@@ -12,8 +12,8 @@ import torch
 import torch.fx
 from torch.fx.node import map_arg
 
-from titan.graph.dialect import describe, op_name
-from titan.graph.reversed_scans import find_reversed_scans
+from titan.graph.ir.dialect import describe, op_name
+from titan.graph.ir.reversed_scans import find_reversed_scans
 from titan.graph.torch_tpu.segment import Input, Op, Ref, Segment
 
 _NAMESPACES = ("aten", "prims")

@@ -6,8 +6,8 @@ from titan.models.flux.double_block import DoubleBlockConfig, StreamConfig
 from titan.models.flux.embedders import EmbedderConfig
 from titan.models.flux.feed_forward import GeluFeedForwardConfig
 from titan.models.flux.flow_loss import FlowLossConfig
+from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.flux.modulation import ModulationConfig
-from titan.models.flux.picture_times import PictureTimesConfig
 from titan.models.flux.qkv import QkvConfig
 from titan.models.flux.rope import FluxRopeConfig, MatrixRotaryConfig
 from titan.models.flux.single_block import FusedProjectionConfig, SingleBlockConfig, SplitProjectionConfig

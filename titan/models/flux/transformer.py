@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from titan.models.flux.double_block import DoubleBlockConfig
 from titan.models.flux.embedders import EmbedderConfig, sinusoid
 from titan.models.flux.flow_loss import FlowLossConfig
+from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.flux.modulation import ModulationConfig, modulated_norm
-from titan.models.flux.picture_times import PictureTimesConfig
 from titan.models.flux.rope import FluxRopeConfig
 from titan.models.flux.single_block import SingleBlockConfig
 from titan.models.layers.attention import SegmentMaskConfig

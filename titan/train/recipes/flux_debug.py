@@ -8,9 +8,9 @@ import sys
 
 from titan.core.data.images.config import ImageDataConfig
 from titan.models.flux.config import flux_debug
-from titan.train.config import Config, OptimizerConfig, TrainingConfig
+from titan.train.config.run import Config, OptimizerConfig, TrainingConfig
+from titan.train.config.sampling import SamplingConfig
 from titan.train.main import main
-from titan.train.pictures.sampling_config import SamplingConfig
 
 RECIPE = Config(
     name="flux_debug",

@@ -5,12 +5,12 @@ import sys
 from titan.core.checkpoint import CheckpointConfig
 from titan.core.data.images.config import ImageDataConfig
 from titan.models.flux.config import flux_dev
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.kernels import RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.parallelism import ParallelismConfig
+from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.sampling import SamplingConfig
+from titan.train.config.variant import Variant
 from titan.train.main import main
-from titan.train.parallelism_config import ParallelismConfig
-from titan.train.pictures.sampling_config import SamplingConfig
-from titan.train.swaps.config import RopeKernelConfig, SplashAttentionKernelConfig
-from titan.train.variant import Variant
 
 _LENGTH = 4096 + 512  # tokens of a picture and of its text
 

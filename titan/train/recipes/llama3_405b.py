@@ -3,9 +3,9 @@
 import sys
 
 from titan.models.llama3.config import llama3_405b
+from titan.train.config.variant import Variant
 from titan.train.main import main
 from titan.train.recipes.llama3_pretraining import llama3_pretraining
-from titan.train.variant import Variant
 
 RECIPE = llama3_pretraining(name="llama3_405b", model=llama3_405b(), learning_rate=8e-5, batch_size=2048)
 

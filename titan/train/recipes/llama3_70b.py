@@ -3,9 +3,9 @@
 import sys
 
 from titan.models.llama3.config import llama3_70b
+from titan.train.config.variant import Variant
 from titan.train.main import main
 from titan.train.recipes.llama3_pretraining import llama3_pretraining
-from titan.train.variant import Variant
 
 RECIPE = llama3_pretraining(name="llama3_70b", model=llama3_70b(), learning_rate=1.5e-4, batch_size=1024)
 

@@ -3,9 +3,9 @@
 import sys
 
 from titan.models.llama3.config import llama3_8b
+from titan.train.config.variant import Variant
 from titan.train.main import main
 from titan.train.recipes.llama3_pretraining import llama3_pretraining
-from titan.train.variant import Variant
 
 RECIPE = llama3_pretraining(name="llama3_8b", model=llama3_8b(), learning_rate=3e-4, batch_size=512)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from titan.train.config import Config
+from titan.train.config.run import Config
 from titan.train.main import main
 
 RECIPE = Config()

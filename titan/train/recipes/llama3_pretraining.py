@@ -2,9 +2,9 @@
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.llama3.config import Llama3Config
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
-from titan.train.parallelism_config import ParallelismConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.parallelism import ParallelismConfig
+from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
 
 
 def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, batch_size: int) -> Config:

@@ -4,11 +4,11 @@ import sys
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.muse_glimmer.config import muse_glimmer_30b
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.parallelism import ParallelismConfig
+from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.variant import Variant
 from titan.train.main import main
-from titan.train.parallelism_config import ParallelismConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
-from titan.train.variant import Variant
 
 # Published are length, sequences a device, float32 reductions and hardware; the schedule is ours: rates that Llama 3
 # has at a like size, 1T tokens, 2,000 steps of warm-up, a cosine to a tenth. Attention and loss are kernels: at this

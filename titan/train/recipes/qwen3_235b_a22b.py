@@ -6,9 +6,9 @@ Give it `--data.path` and `--tokenizer.path`.
 import sys
 
 from titan.models.qwen3.config import qwen3_235b_a22b
+from titan.train.config.variant import Variant
 from titan.train.main import main
 from titan.train.recipes.qwen3_pretraining import qwen3_pretraining
-from titan.train.variant import Variant
 
 RECIPE = qwen3_pretraining(name="qwen3_235b_a22b", model=qwen3_235b_a22b(), learning_rate=1.5e-4, batch_size=2048)
 

@@ -6,9 +6,9 @@ Give it `--data.path` and `--tokenizer.path`.
 import sys
 
 from titan.models.qwen3.config import qwen3_30b_a3b
+from titan.train.config.variant import Variant
 from titan.train.main import main
 from titan.train.recipes.qwen3_pretraining import qwen3_pretraining
-from titan.train.variant import Variant
 
 RECIPE = qwen3_pretraining(name="qwen3_30b_a3b", model=qwen3_30b_a3b(), learning_rate=3e-4, batch_size=1024)
 

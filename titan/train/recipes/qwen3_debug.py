@@ -3,7 +3,7 @@
 import sys
 
 from titan.models.qwen3.config import qwen3_debug
-from titan.train.config import Config, TrainingConfig
+from titan.train.config.run import Config, TrainingConfig
 from titan.train.main import main
 
 RECIPE = Config(name="qwen3_debug", model=qwen3_debug(), training=TrainingConfig(steps=200))

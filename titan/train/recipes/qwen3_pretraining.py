@@ -2,10 +2,10 @@
 
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
-from titan.train.config import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
-from titan.train.expert_balance_config import ExpertBalanceConfig
-from titan.train.parallelism_config import ParallelismConfig
-from titan.train.swaps.config import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.expert_balance import ExpertBalanceConfig
+from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.parallelism import ParallelismConfig
+from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
 
 _NUM_TOKENS = 30 * 10**12
 _SEQUENCE_LENGTH = 4096

@@ -12,8 +12,8 @@ import pytest
 from titan.core.config.serialize import from_json, to_json, to_text
 from titan.core.config.validate import validate
 from titan.core.tpu_slice import parse_tpu_slice
-from titan.train.compile_config import AotConfig
-from titan.train.config import Config
+from titan.train.config.compile import AotConfig
+from titan.train.config.run import Config
 from titan.train.recipes import (
     flux_debug,
     flux_dev,

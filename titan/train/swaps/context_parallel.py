@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from titan.core.config.rewrite import Rule
 from titan.models.flux.config import FluxConfig
-from titan.models.flux.picture_times import PictureTimesConfig
+from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.layers.attention import (
     CausalSegmentMaskConfig,
     MathAttentionConfig,
@@ -17,11 +17,11 @@ from titan.models.layers.attention import (
 )
 from titan.parallel.context_parallel import gather_set, gather_tokens
 from titan.parallel.mesh_axis import MeshAxis
-from titan.train.config import Config
-from titan.train.mesh_axes import SEQUENCE_AXIS
+from titan.train.config.run import Config
+from titan.train.sharding.mesh_axes import SEQUENCE_AXIS
 from titan.train.swaps.splash_attention import SplashAttentionConfig
+from titan.train.swaps.split_image_times import SplitPictureTimesConfig
 from titan.train.swaps.split_mask import SplitMask, SplitMaskConfig, SplitSegmentMaskConfig
-from titan.train.swaps.split_picture_times import SplitPictureTimesConfig
 
 
 @dataclasses.dataclass(frozen=True)

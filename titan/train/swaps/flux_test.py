@@ -1,4 +1,4 @@
-"""What the swaps make of FLUX.1's component tree; that the results stay is tested in titan/train/flux_step_test.py."""
+"""What the swaps make of FLUX.1's component tree; that the results stay is tested in titan/train/integration/flux_step_test.py."""
 
 import dataclasses
 
@@ -8,9 +8,9 @@ from titan.core.config.rewrite import rewrite
 from titan.core.config.validate import ConfigError
 from titan.core.data.images.config import ImageDataConfig
 from titan.models.flux.config import flux_dev
-from titan.train.config import Config, TrainingConfig
-from titan.train.pictures.sampling_config import SamplingConfig
-from titan.train.swaps.config import RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.kernels import RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.run import Config, TrainingConfig
+from titan.train.config.sampling import SamplingConfig
 from titan.train.swaps.rope import RotaryKernelConfig
 from titan.train.swaps.rules import swap_rules
 from titan.train.swaps.scan_layers import with_scanned_layers

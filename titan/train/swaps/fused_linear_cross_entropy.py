@@ -13,10 +13,10 @@ from titan.kernels.fused_linear_cross_entropy.vocab_shard import VocabShard
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.head import SoftCappedHead
 from titan.parallel.mesh_axis import MeshAxis
-from titan.parallel.module_borders import Axes
+from titan.parallel.module_boundaries import Axes
 from titan.parallel.vocabulary import combined_statistics, first_entry
-from titan.train.config import Config
-from titan.train.mesh_axes import TENSOR_AXIS
+from titan.train.config.run import Config
+from titan.train.sharding.mesh_axes import TENSOR_AXIS
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from titan.core.config.rewrite import Rule
 from titan.kernels.grouped_matmul.api import grouped_matmul, paired_grouped_matmul
 from titan.kernels.route_scores.api import apply_route_scores
 from titan.models.layers.experts import Experts, LoopExpertsConfig
-from titan.train.config import Config
+from titan.train.config.run import Config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,9 +10,9 @@ from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.models.qwen3.config import Qwen3MoeConfig
 from titan.train.build import build, components
-from titan.train.config import Config
-from titan.train.runtime_xla import XlaRuntime
-from titan.train.state import LEARNING_RATE
+from titan.train.config.run import Config
+from titan.train.runtime.xla import XlaRuntime
+from titan.train.step.state import LEARNING_RATE
 
 NUM_STEPS = 20
 # Odd sizes: no block divides the sequence, and no tile the vocabulary.

@@ -13,9 +13,9 @@ from titan.models.layers.attention import SdpaAttentionConfig
 from titan.models.layers.rope import NoRotaryConfig
 from titan.models.muse_glimmer.config import MuseGlimmerConfig, muse_glimmer_30b
 from titan.train.build import build, components
-from titan.train.config import Config
-from titan.train.runtime_xla import XlaRuntime
-from titan.train.state import LEARNING_RATE
+from titan.train.config.run import Config
+from titan.train.runtime.xla import XlaRuntime
+from titan.train.step.state import LEARNING_RATE
 from titan.train.swaps.rope import RotaryKernelConfig
 from titan.train.swaps.scan_layers import with_scanned_layers
 

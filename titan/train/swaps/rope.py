@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from titan.core.config.rewrite import Rule
 from titan.kernels.rope.api import rotate_heads
 from titan.models.layers.rope import RotaryConfig
-from titan.train.config import Config
+from titan.train.config.run import Config
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from titan.core.config.rewrite import Rule, rewrite
-from titan.train.config import Config
+from titan.train.config.run import Config
 from titan.train.swaps.context_parallel import context_parallel_rules
 from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entropy_rules
 from titan.train.swaps.grouped_experts import grouped_experts_rules

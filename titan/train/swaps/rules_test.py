@@ -7,7 +7,7 @@ import pytest
 from titan.core.config.rewrite import RewriteError, Rule
 from titan.models.layers.attention import MathAttention, MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
 from titan.train import build
-from titan.train.config import Config
+from titan.train.config.run import Config
 from titan.train.swaps import rules
 
 

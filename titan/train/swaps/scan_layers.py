@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from titan.core.config.tree import is_node
 from titan.core.init import Initializer
-from titan.graph.scan_layers import scan_layers
+from titan.graph.capture.scan_layers import scan_layers
 
 
 @dataclasses.dataclass(frozen=True)

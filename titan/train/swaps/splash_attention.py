@@ -8,7 +8,7 @@ from titan.core.config.rewrite import Rule
 from titan.kernels.splash_attention.api import splash_attention
 from titan.kernels.splash_attention.tiles import SplashTiles
 from titan.models.layers.attention import AttentionMask, MathAttentionConfig, SdpaAttentionConfig
-from titan.train.config import Config
+from titan.train.config.run import Config
 from titan.train.swaps.split_mask import SplitMask
 
 

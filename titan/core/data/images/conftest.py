@@ -3,7 +3,7 @@
 import pytest
 
 from titan.core.data.images.config import ImageDataConfig
-from titan.core.data.images.pictures_for_test import png
+from titan.core.data.images.images_for_test import png
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import numpy as np
 
 from titan.core.config.validate import ConfigError
 from titan.core.data.images.config import ImageDataConfig
-from titan.core.data.images.packed_pictures import PackedPictures
-from titan.core.data.images.picture_store import PictureStore
+from titan.core.data.images.image_store import PictureStore
+from titan.core.data.images.packed_images import PackedPictures
 from titan.core.data.row_loader import RowLoader
 from titan.core.data.split import held_out
 

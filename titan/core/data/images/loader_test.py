@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from titan.core.config.validate import ConfigError
+from titan.core.data.images.image_store import open_picture_store
+from titan.core.data.images.images_for_test import TellingEncoders, shapes
 from titan.core.data.images.loader import PictureLoader
-from titan.core.data.images.picture_store import open_picture_store
-from titan.core.data.images.pictures_for_test import TellingEncoders, shapes
 from titan.core.data.images.source import PictureSource
 
 

@@ -17,7 +17,7 @@ from titan.core.config.validate import ConfigError
 from titan.core.data import file_stamp
 from titan.core.data.images.config import ImageDataConfig
 from titan.core.data.images.fit import decode
-from titan.core.data.images.pictures_for_test import png
+from titan.core.data.images.images_for_test import png
 from titan.core.data.images.source import Picture, PictureSource
 
 
