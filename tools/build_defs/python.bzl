@@ -65,7 +65,17 @@ def titan_binary(name, main = None, module = None, srcs = [], deps = [], **kwarg
         **kwargs
     )
 
-def titan_test(name, srcs, deps = [], data = [], args = [], **kwargs):
+# A test's time limit by its size. On a fast machine no test takes more than 100 seconds, nor a small one more than 60,
+# which tools/ci/summary.py prints: a machine five times as slow has time to spare. Bazel's own limit of a small test is
+# a minute.
+_TIMEOUTS = {
+    "small": "moderate",
+    "medium": "long",
+    "large": "long",
+    "enormous": "eternal",
+}
+
+def titan_test(name, srcs, deps = [], data = [], args = [], size = "small", timeout = None, exhaustive = False, **kwargs):
     """A py_test that runs pytest over its srcs.
 
     Args:
@@ -74,20 +84,41 @@ def titan_test(name, srcs, deps = [], data = [], args = [], **kwargs):
       deps: what the tests import; pytest itself is added where it is missing.
       data: files the tests read.
       args: more pytest arguments.
-      **kwargs: py_test's other attributes (size, timeout, shard_count, env, tags, ...).
+      size: as in Bazel: what the test is expected to need, which its timeout follows from.
+      timeout: instead of that of the size, as in Bazel; "short", which is a minute, is refused.
+      exhaustive: whether tests or parameters in srcs are marked `pytest.mark.exhaustive`. The target leaves them out,
+        and `<name>_exhaustive`, which only //tools/bench:exhaustive runs, consists of them.
+      **kwargs: py_test's other attributes (shard_count, env, tags, ...).
     """
+    if timeout == "short":
+        fail("titan_test %s: timeout short is a minute, which a slow machine needs to start; give moderate" % name)
     main = Label("//tools/python:pytest_main.py")
     tests = [src for src in srcs if not src.endswith("conftest.py")]
-    _py_test(
-        name = name,
+    attributes = dict(
+        kwargs,
         srcs = srcs + [main],
         main = main,
-        args = ["$(rootpath %s)" % test for test in tests] + args,
         data = data + [Label("//:pytest.ini")],
         legacy_create_init = 0,
         deps = deps + ([] if "@pypi//:pytest" in deps else [Label("@pypi//:pytest")]),
-        **kwargs
     )
+    paths = ["$(rootpath %s)" % test for test in tests]
+    _py_test(
+        name = name,
+        size = size,
+        timeout = timeout or _TIMEOUTS[size],
+        args = paths + args,
+        **attributes
+    )
+    if exhaustive:
+        attributes["tags"] = attributes.get("tags", []) + ["exhaustive", "manual"]
+        _py_test(
+            name = name + "_exhaustive",
+            size = size,
+            timeout = "eternal",
+            args = paths + args + ["-m", "exhaustive"],
+            **attributes
+        )
 
 def titan_package(name, version, libraries, deps = [], srcs = ["__init__.py"], visibility = None):
     """A room: a package with a version of its own, from which a wheel can be built.

@@ -6,6 +6,7 @@ once), JAX on the CPU, and a home folder in the test's own temporary folder.
 """
 
 import os
+import resource
 import sys
 
 if os.environ.get("TEST_TMPDIR"):
@@ -16,6 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import pytest  # noqa: E402
+from _pytest.junitxml import xml_key  # noqa: E402
 
 _INI = os.path.join(os.path.dirname(__file__), "..", "..", "pytest.ini")
 
@@ -33,6 +35,17 @@ class _Shard:
         items[:] = items[self.index :: self.total]
         if dropped:
             config.hook.pytest_deselected(items=dropped)
+
+
+class _CpuSeconds:
+    """Notes in the XML report the CPU seconds of this process and of those that it has waited for."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        report = session.config.stash.get(xml_key, None)
+        if report:
+            used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+            report.add_global_property("cpu_seconds", round(sum(u.ru_utime + u.ru_stime for u in used), 1))
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +69,7 @@ def main(argv: list[str]) -> int:
                 pass
         plugins.append(_Shard(int(env["TEST_SHARD_INDEX"]), int(env["TEST_TOTAL_SHARDS"])))
         narrowed = True
+    plugins.append(_CpuSeconds())
     code = pytest.main(args + argv, plugins=plugins)
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and narrowed:
         return 0  # another shard or target holds the tests asked for

@@ -23,6 +23,7 @@ class Target:
         srcs: its Python files, relative to the repository's root.
         deps: the labels it depends on directly, absolute.
         testonly: whether only tests may use it.
+        exhaustive: whether a second target runs the part of its tests that is marked so.
     """
 
     label: str
@@ -30,6 +31,7 @@ class Target:
     srcs: tuple[str, ...]
     deps: tuple[str, ...]
     testonly: bool
+    exhaustive: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +121,7 @@ def parse_build_file(text: str, package: str, folder: pathlib.Path) -> list[Targ
                 deps=tuple(deps),
                 testonly=bool(attributes.get("testonly", defaults.get("default_testonly")))
                 or rule in ("titan_test", "py_test"),
+                exhaustive=attributes.get("exhaustive", False),
             )
         )
         if rule == "titan_package":
