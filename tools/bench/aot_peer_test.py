@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from titan.graph.testing.xla_cpu import use_cpu_devices
 from titan.models.llama3.config import Llama3Config
 from titan.train.config.run import Config
 from tools.bench.aot_vs_jax import hyperparameters
@@ -34,7 +35,7 @@ _NAMES = {
     "down": "feed_forward.w2",
 }
 
-jax.config.update("jax_num_cpu_devices", 8)  # as in the other tests: one process may run them all
+use_cpu_devices(8)
 
 
 @pytest.fixture

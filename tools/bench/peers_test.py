@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from titan.graph.testing.xla_cpu import use_cpu_devices
 from titan.models.llama3.config import Llama3Config
 from titan.train.config.run import Config
 from tools.bench.hf_parity import one_document
@@ -22,7 +23,7 @@ _HYPERPARAMETERS = Hyperparameters(
     beta1=0.9, beta2=0.95, epsilon=1e-8, weight_decay=0.1, max_grad_norm=1.0,
 )  # fmt: skip
 
-jax.config.update("jax_num_cpu_devices", 8)  # as in the other tests: one process may run them all
+use_cpu_devices(8)
 
 
 @pytest.fixture

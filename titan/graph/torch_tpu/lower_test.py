@@ -5,30 +5,27 @@ What TorchTPU itself makes of a segment is compared in titan/train/integration/a
 
 import dataclasses
 import operator
-import os
 import pickle
 
+import jax
 import numpy as np
 import pytest
 import torch
 from torch._higher_order_ops.scan import scan
 from torch.fx.experimental.proxy_tensor import make_fx
 
-os.environ.setdefault("NPROC", "32")  # see XlaRuntime
+from titan.graph.executors.xla import lower_xla, sharding
+from titan.graph.lowering.lower import lower
+from titan.graph.lowering.stablehlo_call import StableHloCall
+from titan.graph.lowering.table import LoweringError
+from titan.graph.testing.steps import HSDP, ONE, all_reduce, capture_metric, capture_training, ops
+from titan.graph.testing.xla_cpu import use_cpu_devices
+from titan.graph.torch_tpu import lower as torch_tpu
+from titan.graph.torch_tpu.scopes import name_scopes
+from titan.graph.torch_tpu.segment import Ref, Segment
+from titan.graph.torch_tpu.split import split
 
-import jax  # noqa: E402 (after NPROC)
-
-jax.config.update("jax_num_cpu_devices", 8)
-
-from titan.graph.executors.xla import lower_xla, sharding  # noqa: E402
-from titan.graph.lowering.lower import lower  # noqa: E402
-from titan.graph.lowering.stablehlo_call import StableHloCall  # noqa: E402
-from titan.graph.lowering.table import LoweringError  # noqa: E402
-from titan.graph.testing.steps import HSDP, ONE, all_reduce, capture_metric, capture_training, ops  # noqa: E402
-from titan.graph.torch_tpu import lower as torch_tpu  # noqa: E402
-from titan.graph.torch_tpu.scopes import name_scopes  # noqa: E402
-from titan.graph.torch_tpu.segment import Ref, Segment  # noqa: E402
-from titan.graph.torch_tpu.split import split  # noqa: E402
+use_cpu_devices(8)
 
 
 def by_jax(segment: Segment) -> bytes:

@@ -1,7 +1,6 @@
 """The sampler, with a model that knows the answer; and the prediction step on devices against the plain model."""
 
 import dataclasses
-import os
 import types
 
 import numpy as np
@@ -12,6 +11,7 @@ from titan.core.data.images.image_store import open_picture_store
 from titan.core.data.images.loader import PictureLoader
 from titan.core.data.images.source import PictureSource
 from titan.core.init import Normal, init_plan, sample
+from titan.graph.testing.xla_cpu import use_cpu_devices
 from titan.models.flux.config import flux_debug
 from titan.parallel.mesh import MeshSpec
 from titan.train.build import build
@@ -21,10 +21,10 @@ from titan.train.images.open_images import Pictures
 from titan.train.images.sampler import Sampler, tiled
 from titan.train.images.trial_encoders import TrialEncoders
 from titan.train.recipes.flux_debug import RECIPE
+from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import PARAMS
 
-os.environ.setdefault("NPROC", "16")  # see XlaRuntime: a collective holds a thread for each device
-from titan.train.runtime.xla import XlaRuntime  # noqa: E402
+use_cpu_devices(4)
 
 MODEL = dataclasses.replace(
     flux_debug(), num_double_blocks=1, num_single_blocks=1, dim=32, num_heads=2, rope_dims=(4, 6, 6), text_length=24

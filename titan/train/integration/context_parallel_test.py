@@ -17,18 +17,13 @@ from titan.train.config.run import Config, TrainingConfig
 from titan.train.sharding.mesh_axes import data_share
 from titan.train.sharding.token_order import in_mesh_order
 from titan.train.step.state import LEARNING_RATE, batch_layouts
-from titan.train.testing.steps import (
-    BATCH,
-    LENGTH,
-    ONE,
-    Case,
-    assert_same,
-    batch,
-    captured,
-    evaluate_xla,
-    graph_of,
-    run_xla,
-)
+from titan.train.testing.batches import batch
+from titan.train.testing.case import ONE, Case
+from titan.train.testing.executed import evaluate_xla, run_xla
+from titan.train.testing.graphs import assert_one_program, captured, graph_of
+from titan.train.testing.grid import grid
+from titan.train.testing.models import BATCH, LENGTH
+from titan.train.testing.outcome import assert_same
 
 CP4 = MeshSpec(("cp",), (4,))
 FSDP_CP2, FSDP_CP4 = MeshSpec(("dp_shard", "cp"), (2, 2)), MeshSpec(("dp_shard", "cp"), (2, 4))
@@ -52,15 +47,21 @@ CASES = {
     "muse_fsdp2_cp2_kernels": Case("muse_glimmer_shared", FSDP_CP2, kernels=True, fused_loss="xla"),
     "muse_fsdp2_cp4": Case("muse_glimmer_shared", FSDP_CP4),
 }
+_EXHAUSTIVE = ("llama3_cp4", "tied_fsdp2_cp4", "moe_fsdp2_cp4", "muse_fsdp2_cp4")
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", grid(CASES, _EXHAUSTIVE))
 def test_split_sequences_equal_one_device(case):
     assert_same(run_xla(case), run_xla(Case(case.model)), TOLERANCE)
 
 
+@pytest.mark.parametrize("case", grid(CASES, CASES.keys() - {"moe_fsdp2_cp2"}))
+def test_every_device_has_the_same_program(case):
+    assert_one_program(case)
+
+
 def test_in_bfloat16_split_sequences_and_layers_equal_one_device_but_for_its_rounding():
-    case, one = (Case("llama3_shared", mesh, gather_dtype="bfloat16") for mesh in (FSDP_CP2_TP2, ONE))
+    case, one = (Case("llama3_shared", mesh, gather_dtype="bfloat16", scan=True) for mesh in (FSDP_CP2_TP2, ONE))
     assert_same(run_xla(case), run_xla(one), BFLOAT16_TOLERANCE)
 
 

@@ -13,7 +13,11 @@ from titan.train.config.expert_balance import ExpertBalanceConfig
 from titan.train.config.parallelism import ParallelismConfig
 from titan.train.config.run import Config
 from titan.train.sharding.expert_parallel import _table
-from titan.train.testing.steps import Case, assert_same, captured, run_xla
+from titan.train.testing.case import Case
+from titan.train.testing.executed import run_xla
+from titan.train.testing.graphs import assert_one_program, captured
+from titan.train.testing.grid import grid
+from titan.train.testing.outcome import assert_same
 
 FSDP_EP = MeshSpec(("dp_shard", "ep"), (2, 2))
 FSDP_EP8 = MeshSpec(("dp_shard", "ep"), (2, 4))
@@ -43,6 +47,11 @@ def test_equals_one_device(case):
     got, expected = run_xla(case), run_xla(Case("qwen3_moe", microbatches=case.microbatches, balance=BALANCED))
     assert_same(got, expected, TOLERANCE)
     assert np.array_equal(got.expert_bias, expected.expert_bias)
+
+
+@pytest.mark.parametrize("case", grid(CASES, CASES.keys() - {"fsdp2_ep2"}))
+def test_every_device_has_the_same_program(case):
+    assert_one_program(case)
 
 
 def test_with_a_capacity_equals_as_many_devices_with_all_experts_each():

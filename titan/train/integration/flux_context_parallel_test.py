@@ -6,7 +6,9 @@ from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.parallel.mesh import MeshSpec
 from titan.train.recipes.flux_debug import RECIPE
-from titan.train.testing.steps import Case, assert_same, run_xla
+from titan.train.testing.case import Case
+from titan.train.testing.executed import run_xla
+from titan.train.testing.outcome import assert_same
 
 FSDP_CP2 = MeshSpec(("dp_shard", "cp"), (2, 2))
 HSDP_CP2 = MeshSpec(("dp_replicate", "dp_shard", "cp"), (2, 2, 2))

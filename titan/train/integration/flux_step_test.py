@@ -6,7 +6,10 @@ What the model is, is tested beside it; here, that the graph, its passes, the ex
 import pytest
 import torch
 
-from titan.train.testing.steps import HSDP, Case, assert_same, graph_of, run_torch, run_xla
+from titan.train.testing.case import HSDP, Case
+from titan.train.testing.executed import run_torch, run_xla
+from titan.train.testing.graphs import graph_of
+from titan.train.testing.outcome import assert_same
 
 # Of each value, and of a tensor's largest gradient. The embedders of time and guidance read cosines of angles up to
 # 2000, of which XLA and PyTorch, in float32, agree to some 1e-4 alone; the loops within PyTorch have the same cosines.

@@ -9,7 +9,10 @@ from titan.core.config.validate import ConfigError
 from titan.graph.ir.dialect import op_name
 from titan.parallel.mesh import MeshSpec
 from titan.train.recipes.flux_debug import RECIPE
-from titan.train.testing.steps import Case, assert_same, graph_of, run_xla
+from titan.train.testing.case import Case
+from titan.train.testing.executed import run_xla
+from titan.train.testing.graphs import graph_of
+from titan.train.testing.outcome import assert_same
 
 FSDP_TP2, FSDP_TP4 = MeshSpec(("dp_shard", "tp"), (2, 2)), MeshSpec(("dp_shard", "tp"), (2, 4))
 HSDP_TP2 = MeshSpec(("dp_replicate", "dp_shard", "tp"), (2, 2, 2))

@@ -12,18 +12,12 @@ import pytest
 
 from titan.graph.split.executable import compile_split
 from titan.graph.split.pieces import Loop
+from titan.train.testing.case import FSDP, HSDP, Case
+from titan.train.testing.executed import evaluate_xla, run_torch, run_xla
+from titan.train.testing.graphs import graph_of
+from titan.train.testing.models import NUM_LAYERS
+from titan.train.testing.outcome import assert_same
 from titan.train.testing.runs import Ended, Workplace, wait
-from titan.train.testing.steps import (
-    FSDP,
-    HSDP,
-    NUM_LAYERS,
-    Case,
-    assert_same,
-    evaluate_xla,
-    graph_of,
-    run_torch,
-    run_xla,
-)
 
 # float32: devices and pieces sum in another order than PyTorch on one device.
 TOLERANCE = 1e-5

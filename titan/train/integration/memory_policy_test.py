@@ -11,21 +11,11 @@ import torch.fx
 from titan.graph.ir.dialect import graphs_of, op_name
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.activations import block_of
-from titan.train.testing.steps import (
-    BATCH,
-    DIM,
-    FFN_DIM,
-    FSDP,
-    HSDP,
-    LENGTH,
-    NUM_LAYERS,
-    Case,
-    assert_same,
-    compiled,
-    graph_of,
-    run_torch,
-    run_xla,
-)
+from titan.train.testing.case import FSDP, HSDP, Case
+from titan.train.testing.executed import compiled, run_torch, run_xla
+from titan.train.testing.graphs import graph_of
+from titan.train.testing.models import BATCH, DIM, FFN_DIM, LENGTH, NUM_LAYERS
+from titan.train.testing.outcome import assert_same
 
 _RULES = "selective, layers.*.attention::matmul=recompute, layers.*.feed_forward=offload"
 # Of a Llama layer: queries, keys, values, the output; gate and up; down, whose result no gradient needs.

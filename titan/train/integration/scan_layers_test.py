@@ -4,17 +4,10 @@ import pytest
 import torch
 
 from titan.graph.ir.dialect import graphs_of
-from titan.train.testing.steps import (
-    FSDP,
-    HSDP,
-    ONE,
-    Case,
-    assert_same,
-    evaluate_xla,
-    graph_of,
-    run_torch,
-    run_xla,
-)
+from titan.train.testing.case import FSDP, HSDP, ONE, Case
+from titan.train.testing.executed import evaluate_xla, run_torch, run_xla
+from titan.train.testing.graphs import graph_of
+from titan.train.testing.outcome import assert_same
 
 # Of each value, and of a tensor's largest gradient: a few units in the last place of float32. The loop does the same
 # arithmetic, but XLA fuses, and so rounds, a body on its own otherwise than within the whole step.

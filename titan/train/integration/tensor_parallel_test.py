@@ -11,7 +11,12 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.config.kernels import FusedLinearCrossEntropyConfig
 from titan.train.config.parallelism import ParallelismConfig
 from titan.train.config.run import TrainingConfig
-from titan.train.testing.steps import LENGTH, ONE, Case, assert_same, evaluate_xla, graph_of, run_xla
+from titan.train.testing.case import ONE, Case
+from titan.train.testing.executed import evaluate_xla, run_xla
+from titan.train.testing.graphs import assert_one_program, graph_of
+from titan.train.testing.grid import grid
+from titan.train.testing.models import LENGTH
+from titan.train.testing.outcome import assert_same
 
 TP2, TP4 = MeshSpec(("tp",), (2,)), MeshSpec(("tp",), (4,))
 FSDP_TP2, FSDP_TP4 = MeshSpec(("dp_shard", "tp"), (2, 2)), MeshSpec(("dp_shard", "tp"), (2, 4))
@@ -33,11 +38,25 @@ CASES = {
     "few_moe_fsdp2_tp4_kernels": Case("qwen3_moe_few", FSDP_TP4, kernels=True),
     "muse_hsdp4_tp2_microbatches_fused": Case("muse_glimmer_shared", HSDP_TP2, microbatches=2, fused_loss="mosaic"),
 }
+_EXHAUSTIVE = (
+    "tied_fsdp2_tp2",
+    "moe_fsdp2_tp4",
+    "moe_tp4_whole_tokens_kernels",
+    "few_muse_tp4_whole_tokens_scan",
+    "few_muse_fsdp2_tp4_recompute",
+    "few_tp4",
+    "muse_hsdp4_tp2_microbatches_fused",
+)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", grid(CASES, _EXHAUSTIVE))
 def test_devices_that_share_the_work_equal_one(case):
     assert_same(run_xla(case), run_xla(Case(case.model)), TOLERANCE)
+
+
+@pytest.mark.parametrize("case", grid(CASES, CASES.keys() - {"few_moe_fsdp2_tp4_kernels"}))
+def test_every_device_has_the_same_program(case):
+    assert_one_program(case)
 
 
 def test_an_evaluation_equals_that_of_one_device():

@@ -12,17 +12,11 @@ from titan.models.layers.routing_tally import RoutingTally
 from titan.train.config.expert_balance import ExpertBalanceConfig
 from titan.train.step.expert_balance import ExpertBalance
 from titan.train.step.state import EXPERT_BIAS, LEARNING_RATE, PARAMS
-from titan.train.testing.steps import (
-    HSDP,
-    Case,
-    assert_same,
-    batch,
-    evaluate_xla,
-    initial_parameters,
-    model_components,
-    run_torch,
-    run_xla,
-)
+from titan.train.testing.batches import batch
+from titan.train.testing.case import HSDP, Case
+from titan.train.testing.executed import evaluate_xla, initial_parameters, run_torch, run_xla
+from titan.train.testing.models import model_components
+from titan.train.testing.outcome import assert_same
 
 NUM_MIXTURES, NUM_EXPERTS, NUM_ACTIVE = 3, 6, 2
 BALANCED = ExpertBalanceConfig(bias=True, bias_rate=0.02, auxiliary_loss=0.3)

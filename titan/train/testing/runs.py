@@ -75,6 +75,9 @@ class Workplace:
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
             "HOME": str(self.folder),
             "JAX_PLATFORMS": "cpu",
+            # Programs run for a few steps: effort in generating machine code is wasted.
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }
         return subprocess.Popen(

@@ -2,5 +2,7 @@
 
 import jax
 
+from titan.graph.testing.xla_cpu import use_cpu_devices
+
 jax.config.update("jax_platforms", "cpu")
-jax.config.update("jax_num_cpu_devices", max(jax.config.jax_num_cpu_devices, 4))
+use_cpu_devices(4)

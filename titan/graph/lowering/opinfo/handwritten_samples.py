@@ -109,6 +109,8 @@ def _shapes() -> Iterator[Sample]:
             yield _ATEN._unsafe_index_put.default, (x, [row, column], _random(3, dtype=dtype), accumulate), {}
             yield _ATEN._unsafe_index_put.default, (x, [None, row], _random(4, 3, dtype=dtype), accumulate), {}
         yield _ATEN.index_put.default, (x, [x > 0], torch.tensor(2.0, dtype=dtype)), {}
+        for reduce in ("add", "multiply"):
+            yield _ATEN.scatter.value_reduce, (x, 1, torch.tensor([[1], [0], [5]]), 1.5), {"reduce": reduce}
     iota = {"dtype": torch.int64, "device": torch.device("cpu"), "requires_grad": False}
     yield torch.ops.prims.iota.default, (7,), {"start": 3, "step": 2, **iota}
     x = _random(3, 4)

@@ -12,17 +12,11 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from titan.graph.lowering.dtypes import array_dtype, kind, to_array
 from titan.graph.lowering.lower import lower
 from titan.graph.lowering.opinfo.opinfo_samples import RecordedCall
+from titan.graph.testing.xla_cpu import FAST_COMPILE
 
 # Calls per program. One program per call would spend most of its time starting XLA; one for all would hide which call
 # failed.
 _CALLS_PER_PROGRAM = 64
-
-# Nothing is run twice, so the compiler's effort is wasted: without it a program compiles ten times as fast.
-_FAST_COMPILE = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_parallel_codegen_split_count": 1,
-    "xla_cpu_use_fusion_emitters": False,
-}
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -107,7 +101,7 @@ def failures(calls: Sequence[RecordedCall]) -> list[str]:
     for first in range(0, len(calls), _CALLS_PER_PROGRAM):
         batch = calls[first : first + _CALLS_PER_PROGRAM]
         graph_module, inputs = graph_of(batch)
-        program = jax.jit(lower(graph_module), compiler_options=_FAST_COMPILE)
+        program = jax.jit(lower(graph_module), compiler_options=FAST_COMPILE)
         results = program(*(to_array(tensor) for tensor in inputs))
         for call, result in zip(batch, results, strict=True):
             found += [f"{call.signature}: {problem}" for problem in _problems(call, result)]

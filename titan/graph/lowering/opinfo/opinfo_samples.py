@@ -66,14 +66,23 @@ def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone() if _is_plain(tensor) else tensor
 
 
-def record(info: OpInfo, dtype: torch.dtype, names: Iterable[str]) -> Iterator[RecordedCall]:
-    """The distinct calls of `names` that one OpInfo's samples of one dtype lead to; the gradient's too for float32."""
+def record(
+    info: OpInfo, dtype: torch.dtype, names: Iterable[str], *, most: int | None = None
+) -> Iterator[RecordedCall]:
+    """The distinct calls of `names` that one OpInfo's samples of one dtype lead to; the gradient's too for float32.
+
+    Args:
+        info: of a public function.
+        dtype: of its tensors.
+        names: overloads whose calls are recorded.
+        most: how many samples are run, spread evenly over those that there are; None for all.
+    """
     requires_grad = dtype is torch.float32 and info.supports_autograd
     recorder = CallRecorder(names)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecations inside PyTorch's own sample functions
         torch.manual_seed(0)
-        for sample in info.sample_inputs("cpu", dtype, requires_grad=requires_grad):
+        for sample in spread([*info.sample_inputs("cpu", dtype, requires_grad=requires_grad)], most):
             with recorder:
                 result = info.op(sample.input, *sample.args, **sample.kwargs)
                 outputs = [t for t in tree_leaves(result) if isinstance(t, torch.Tensor) and t.requires_grad]
@@ -84,3 +93,10 @@ def record(info: OpInfo, dtype: torch.dtype, names: Iterable[str]) -> Iterator[R
         if call.signature not in seen:
             seen.add(call.signature)
             yield call
+
+
+def spread(items: list[Any], most: int | None) -> list[Any]:
+    """At most so many of the items, evenly over the list and the first among them; None for all."""
+    if most is None or len(items) <= most:
+        return items
+    return [items[index * len(items) // most] for index in range(most)]

@@ -1,4 +1,7 @@
-"""Every lowered ATen overload against PyTorch, on all calls that OpInfo's samples lead to and the handwritten ones."""
+"""Every lowered ATen overload against PyTorch, on calls that OpInfo's samples lead to and the handwritten ones.
+
+The exhaustive part takes all samples of OpInfo.
+"""
 
 import collections
 import inspect
@@ -11,7 +14,7 @@ from torch.testing._internal.opinfo.core import OpInfo
 
 from titan.graph.lowering.opinfo.handwritten_samples import handwritten_calls
 from titan.graph.lowering.opinfo.lowering_check import exclusion, failures
-from titan.graph.lowering.opinfo.opinfo_samples import RecordedCall, record
+from titan.graph.lowering.opinfo.opinfo_samples import RecordedCall, record, spread
 from titan.graph.lowering.ops import TABLE
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
@@ -31,25 +34,52 @@ def _is_sampled(info: OpInfo) -> bool:
     return not info.name.startswith(_FAMILIES_LEFT_OUT) or info.name == "linalg.vector_norm"
 
 
-@pytest.fixture(scope="session")
-def calls_by_name() -> dict[str, list[RecordedCall]]:
-    """The distinct calls of each overload that can be compared."""
+# Of each public function and dtype, and of each overload's distinct calls: OpInfo has up to some thousand samples of a
+# function (of max_pool2d, with every combination of its arguments) whose views and products repeat one another.
+_MOST_SAMPLES, _MOST_CALLS = 8, 20
+
+
+def _calls_by_name(most_samples: int | None, most_calls: int | None) -> dict[str, list[RecordedCall]]:
+    """The distinct calls of each overload that can be compared; the handwritten ones are never left out."""
     distinct: dict[str, RecordedCall] = {}
     for info in filter(_is_sampled, op_db):
         for dtype in _DTYPES:
             if dtype in info.dtypes:
-                for call in record(info, dtype, _NAMES):
+                for call in record(info, dtype, _NAMES, most=most_samples):
                     distinct.setdefault(call.signature, call)
-    calls = collections.defaultdict(list)
-    for call in [*distinct.values(), *handwritten_calls()]:
+    sampled = collections.defaultdict(list)
+    for call in distinct.values():
+        if exclusion(call) is None:
+            sampled[call.name].append(call)
+    calls = collections.defaultdict(list, {name: spread(found, most_calls) for name, found in sampled.items()})
+    for call in handwritten_calls():
         if exclusion(call) is None:
             calls[call.name].append(call)
     return calls
 
 
+@pytest.fixture(scope="module")
+def calls_by_name() -> dict[str, list[RecordedCall]]:
+    return _calls_by_name(_MOST_SAMPLES, _MOST_CALLS)
+
+
+@pytest.fixture(scope="module")
+def all_calls_by_name() -> dict[str, list[RecordedCall]]:
+    return _calls_by_name(None, None)
+
+
 @pytest.mark.parametrize("name", _NAMES)
 def test_lowering_computes_what_torch_computes(name: str, calls_by_name: dict[str, list[RecordedCall]]) -> None:
-    calls = calls_by_name[name]
+    _assert_equal(name, calls_by_name[name])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", _NAMES)
+def test_lowering_computes_all_samples(name: str, all_calls_by_name: dict[str, list[RecordedCall]]) -> None:
+    _assert_equal(name, all_calls_by_name[name])
+
+
+def _assert_equal(name: str, calls: list[RecordedCall]) -> None:
     assert calls, f"no sample reaches {name}: add one to handwritten_samples.py"
     with jax.numpy_dtype_promotion("strict"):
         found = failures(calls)
