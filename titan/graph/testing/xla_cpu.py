@@ -13,6 +13,11 @@ FAST_COMPILE = {
 }
 
 
+def compile_quickly() -> None:
+    """Has all programs of this process compiled in that way, those of XlaRuntime too."""
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 def use_cpu_devices(num: int) -> None:
     """Gives JAX at least so many CPU devices; before anything asks for its devices, as a test file's first statement.
 

@@ -22,7 +22,7 @@ def compile_case(spec: AttentionSpec, generation: str, **options):
     return compile_for_tpu(case.fused, *case.args, generation=generation)
 
 
-@pytest.mark.parametrize("generation", ("v6e", "tpu7x"))
+@pytest.mark.parametrize("generation", ("v6e", pytest.param("tpu7x", marks=pytest.mark.exhaustive)))
 def test_jax_kernel_needs_a_fraction_of_the_memory_of_the_scores(generation):
     assert 0 < compile_case(SPEC, generation).temp_bytes < SCORES_BYTES / 10
 
@@ -36,7 +36,7 @@ def test_batch_of_padded_windowed_documents_with_a_soft_cap_compiles():
     assert compile_case(MASKED, "v6e").temp_bytes < SCORES_BYTES / 10
 
 
-@pytest.mark.parametrize(("window", "fused"), ((1024, False), (0, True)))
+@pytest.mark.parametrize(("window", "fused"), ((1024, False), pytest.param(0, True, marks=pytest.mark.exhaustive)))
 def test_queries_in_chunks_compile(window, fused):
     """A quarter of 8192 tokens as queries, in two chunks whose place is known at run time alone."""
     attributes = {**AttentionSpec(8, 2, 8192, window=window).attributes, "implementation": "jax"}

@@ -5,6 +5,9 @@ import random
 import signal
 import time
 
+import pytest
+
+from titan.train.testing.grid import grid
 from titan.train.testing.runs import (
     ENDLESS,
     Workplace,
@@ -16,23 +19,26 @@ from titan.train.testing.runs import (
     wait_for_line,
 )
 
-NUM_KILLS = 10
+# When the run is killed: while it restores, captures and makes its first steps; while it trains and saves; in a save.
+KILLS = {
+    "a_few": ("training", "save", "start", "save"),
+    "many": ("start", "training", "save") * 4,
+}
 # A checkpoint every step, so that a save is in progress nearly all the time.
 FLAGS = ("--checkpoint.interval=1", "--checkpoint.keep=2")
 
 
-def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path):
+@pytest.mark.parametrize("kills", grid(KILLS, {"many"}))
+def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path, kills):
     workplace = Workplace(tmp_path)
     folder = tmp_path / "killed"
-    workplace.train("warm_up", "--training.steps=2", *FLAGS)  # fills the caches, so that later starts are alike
     chance = random.Random(4)
     newest = num_in_save = 0
-    for attempt in range(NUM_KILLS):
+    for moment in kills:
         process = workplace.start("killed", ENDLESS, *FLAGS)
-        # In turn: while it restores, captures and makes its first steps; while it trains and saves; during a save.
-        out = wait_for_line(process, "step " if attempt % 3 else "llama3_debug: ")
-        time.sleep(chance.uniform(0, 1.5 if attempt % 3 else 3))
-        if attempt % 3 == 2:
+        out = wait_for_line(process, "llama3_debug: " if moment == "start" else "step ")
+        time.sleep(chance.uniform(0, 3 if moment == "start" else 1))
+        if moment == "save":
             _wait_for_a_save(folder)
             time.sleep(chance.uniform(0, 0.02))
         process.send_signal(signal.SIGKILL)
@@ -47,7 +53,7 @@ def test_kill_at_any_moment_loses_only_steps_after_the_last_checkpoint(tmp_path)
         assert newest >= max(reported, default=0) - 2
         num_in_save += bool(_unfinished(folder))
     assert num_in_save >= 1
-    assert newest >= NUM_KILLS
+    assert newest >= kills.count("save")  # before one begins, that of a step before it has ended
 
     last_step = newest + 5
     ended = workplace.train("killed", f"--training.steps={last_step}", *FLAGS)

@@ -11,6 +11,7 @@ import pytest
 from titan.core.config.serialize import from_json
 from titan.train.config.run import Config
 from titan.train.inputs.data import open_data
+from titan.train.testing.grid import grid
 from titan.train.testing.runs import (
     ENDLESS,
     Workplace,
@@ -22,7 +23,7 @@ from titan.train.testing.runs import (
     wait_for_line,
 )
 
-STEPS_AFTER = 20
+STEPS_AFTER = 15
 EAGER_PROCESSES = (
     "--tpu_config.use_graph_trainer=false",
     "--compile.enable=false",
@@ -105,12 +106,14 @@ def test_both_halves_of_the_run_cross_an_epoch(stopped):
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=2"),
-        ("--parallelism.num_devices=1",),
-        EAGER_PROCESSES,
-    ],
-    ids=["hsdp_2x2", "one_device", "eager_processes"],
+    grid(
+        {
+            "hsdp_2x2": ("--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=2"),
+            "one_device": ("--parallelism.num_devices=1",),
+            "eager_processes": EAGER_PROCESSES,
+        },
+        {"one_device"},
+    ),
 )
 def test_another_mesh_or_executor_goes_on_within_rounding(workplace, stopped, uninterrupted, last_step, flags, request):
     folder = _resume(workplace, stopped, request.node.callspec.id, last_step, *flags)
@@ -120,7 +123,7 @@ def test_another_mesh_or_executor_goes_on_within_rounding(workplace, stopped, un
         assert [*got[step]] == pytest.approx([*expected[step]], rel=1e-5)
 
 
-@pytest.mark.parametrize("flags", [(), EAGER_PROCESSES], ids=["xla", "eager_processes"])
+@pytest.mark.parametrize("flags", grid({"xla": (), "eager_processes": EAGER_PROCESSES}, {"eager_processes"}))
 def test_sigint_stops_too_and_no_second_run_disturbs_the_first(workplace, flags, request):
     name = f"interrupted_{request.node.callspec.id}"
     process = workplace.start(name, ENDLESS, *flags)
@@ -151,7 +154,10 @@ def _damage(checkpoint: pathlib.Path, how: str) -> None:
             path.write_bytes(data[: len(data) // 2] if how == "truncated" else data)
 
 
-@pytest.mark.parametrize("how", ["truncated", "flipped", "deleted"])
+# Of each kind of damage that it is noticed, checkpoint_test holds.
+@pytest.mark.parametrize(
+    "how", grid({how: how for how in ("truncated", "flipped", "deleted")}, {"truncated", "deleted"})
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(workplace, stopped, uninterrupted, last_step, how):
     folder = workplace.folder / how
     shutil.copytree(stopped, folder)

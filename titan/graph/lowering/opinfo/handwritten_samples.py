@@ -43,6 +43,7 @@ def _pointwise() -> Iterator[Sample]:
         yield _ATEN.fill.Tensor, (x, y[0]), {}
         yield _ATEN.zero.default, (x,), {}
         yield _ATEN.clamp_max.default, (x, 1), {}
+        yield _ATEN.copysign.Scalar, (x, -1.5), {}
         yield _ATEN.xlogy.Scalar_Other, (x, 2.5), {}
         yield _ATEN.xlogy.Scalar_Self, (2, x.abs()), {}
     for dtype in (torch.int32, torch.int64):

@@ -36,7 +36,7 @@ def _is_sampled(info: OpInfo) -> bool:
 
 # Of each public function and dtype, and of each overload's distinct calls: OpInfo has up to some thousand samples of a
 # function (of max_pool2d, with every combination of its arguments) whose views and products repeat one another.
-_MOST_SAMPLES, _MOST_CALLS = 8, 20
+_MOST_SAMPLES, _MOST_CALLS = 10, 32
 
 
 def _calls_by_name(most_samples: int | None, most_calls: int | None) -> dict[str, list[RecordedCall]]:
