@@ -1,12 +1,15 @@
 """Holds that every test has time to spare on a slow machine: Bazel's default of a minute is no test's limit."""
 
 import pathlib
+import re
 
 import pytest
 
 from tools.repository import workspace
 
 _ROOT = workspace.source_root()
+# As a mark, or among the cases of a grid of which every run takes some.
+_MARKS = re.compile(r"mark\.exhaustive|testing\.grid import grid")
 _SECONDS = {"short": 60, "moderate": 300, "long": 900, "eternal": 3600}
 
 
@@ -69,7 +72,7 @@ def test_files_with_an_exhaustive_part_have_a_target_for_it():
         str(path.relative_to(_ROOT))
         for top in ("titan", "tools")
         for path in (_ROOT / top).rglob("*_test.py")
-        if "mark.exhaustive" in path.read_text() and path.name != pathlib.Path(__file__).name
+        if path.name != pathlib.Path(__file__).name and _MARKS.search(path.read_text())
     }
     assert marked == {src for target in _test_targets() if target.exhaustive for src in target.srcs if src in marked}
     assert all(marked.intersection(target.srcs) for target in _test_targets() if target.exhaustive)

@@ -112,7 +112,7 @@ def test_both_halves_of_the_run_cross_an_epoch(stopped):
             "one_device": ("--parallelism.num_devices=1",),
             "eager_processes": EAGER_PROCESSES,
         },
-        {"one_device"},
+        {"hsdp_2x2", "one_device"},
     ),
 )
 def test_another_mesh_or_executor_goes_on_within_rounding(workplace, stopped, uninterrupted, last_step, flags, request):

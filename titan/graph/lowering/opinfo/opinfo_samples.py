@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.testing._internal.opinfo.core import OpInfo
+from torch.testing._internal import common_utils
+from torch.testing._internal.opinfo import core
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -68,7 +69,7 @@ def _snapshot(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def record(
-    info: OpInfo, dtype: torch.dtype, names: Iterable[str], *, most: int | None = None
+    info: core.OpInfo, dtype: torch.dtype, names: Iterable[str], *, most: int | None = None
 ) -> Iterator[RecordedCall]:
     """The distinct calls of `names` that one OpInfo's samples of one dtype lead to; the gradient's too for float32.
 
@@ -80,10 +81,11 @@ def record(
     """
     requires_grad = dtype is torch.float32 and info.supports_autograd
     recorder = CallRecorder(names)
-    # OpInfo seeds before each sample; torch.manual_seed would format the stack each time for three devices that there
-    # are not, which took most of the time.
+    # OpInfo seeds before each sample, and torch.manual_seed formats the stack for each of three devices that there are
+    # not; and it looks through the stack for a test of PyTorch's own. Both together took most of the time.
     seed = unittest.mock.patch.object(torch, "manual_seed", torch.default_generator.manual_seed)
-    with warnings.catch_warnings(), seed:
+    no_search = unittest.mock.patch.object(common_utils, "extract_test_fn", lambda: None)
+    with warnings.catch_warnings(), seed, no_search:
         warnings.simplefilter("ignore")  # deprecations inside PyTorch's own sample functions
         torch.manual_seed(0)
         for sample in spread([*info.sample_inputs("cpu", dtype, requires_grad=requires_grad)], most):
