@@ -16,8 +16,8 @@ from titan.graph.aot.memory import BETWEEN
 from titan.graph.aot.report import differences, from_json, to_json
 from titan.graph.aot.text import to_text
 from titan.graph.executors.xla import LoweredStep
+from titan.train.aot import command as aot
 from titan.train.aot.advice import advice
-from titan.train.aot.command import command as aot
 from titan.train.aot.command import compile_ahead_of_time
 from titan.train.recipes.llama3_debug import RECIPE
 from titan.train.runtime.saved_step import open_saved_step
