@@ -283,7 +283,7 @@ _RESHARD_SCRIPT = """
 
 def test_restores_onto_any_other_mesh(tmp_path):
     command = [sys.executable, "-c", textwrap.dedent(_RESHARD_SCRIPT), str(tmp_path)]
-    done = subprocess.run(command, env=_environment(8), capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, env=_environment(8), capture_output=True, text=True, check=False, timeout=300)
     assert done.stdout == "IDENTICAL\n", done.stderr
     assert done.stderr == ""
 

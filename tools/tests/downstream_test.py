@@ -121,7 +121,7 @@ def app(tmp_path):
             env=env,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=600,
         )
 
     yield run

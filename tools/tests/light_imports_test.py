@@ -21,7 +21,7 @@ for name in sys.argv[2:]:
 
 def _import(modules, *, without):
     return subprocess.run(
-        [sys.executable, "-P", "-c", _PROGRAM, ",".join(without), *modules], capture_output=True, text=True, timeout=120
+        [sys.executable, "-P", "-c", _PROGRAM, ",".join(without), *modules], capture_output=True, text=True, timeout=300
     )
 
 

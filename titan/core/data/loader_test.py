@@ -195,7 +195,7 @@ def test_close_ends_the_threads_and_the_loader_can_go_on(small_data, small_token
     assert started
     loader.close()
     for thread in started:
-        thread.join(timeout=30)
+        thread.join(timeout=300)
         assert not thread.is_alive()
     assert_equal(batches + take(loader, 2), expected)
 

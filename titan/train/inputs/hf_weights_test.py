@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from titan.train.step.state import PARAMS
+from titan.train.testing.grid import grid
 from titan.train.testing.runs import Workplace, reported_losses, saved_state
 
 STEPS = ("--training.steps=3", "--checkpoint.interval=100", "--training.validation_interval=3")
@@ -71,13 +72,28 @@ def test_weights_of_another_model_and_a_full_folder_are_refused(workplace, expor
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--tpu_config.executor=torch", "--parallelism.num_devices=2", "--training.microbatches=2"),
-        ("--tpu_config.use_graph_trainer=false", "--compile.enable=false", "--parallelism.num_devices=2"),
-        ("--tpu_config.use_graph_trainer=false",),
-        ("--parallelism.num_devices=4", "--parallelism.data_parallel_replicate=2", "--model.attention=sdpa"),
-    ],
-    ids=["interpreted", "eager", "compiled_blocks", "hsdp_sdpa"],
+    # Of eager processes resume_test holds the same in every run.
+    grid(
+        {
+            "interpreted": (
+                "--tpu_config.executor=torch",
+                "--parallelism.num_devices=2",
+                "--training.microbatches=2",
+            ),
+            "eager": (
+                "--tpu_config.use_graph_trainer=false",
+                "--compile.enable=false",
+                "--parallelism.num_devices=2",
+            ),
+            "compiled_blocks": ("--tpu_config.use_graph_trainer=false",),
+            "hsdp_sdpa": (
+                "--parallelism.num_devices=4",
+                "--parallelism.data_parallel_replicate=2",
+                "--model.attention=sdpa",
+            ),
+        },
+        {"eager", "hsdp_sdpa"},
+    ),
 )
 def test_every_way_to_run_gives_the_same_losses(workplace, exported, flags, request):
     name = request.node.callspec.id

@@ -106,7 +106,7 @@ def restart(tmp_path_factory) -> Restart:
     workplace = Workplace(tmp_path_factory.mktemp("restart"))
     flags = ("--tpu_config.use_graph_split", "--training.steps=2", "--checkpoint.interval=1000000")
     first = workplace.start("run", *flags)
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + 600
     while len(_kept(workplace)) < 2:
         assert time.monotonic() < deadline and first.poll() is None
         time.sleep(0.01)

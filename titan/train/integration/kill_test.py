@@ -89,7 +89,7 @@ def _unfinished(folder: pathlib.Path) -> list[str]:
 
 def _wait_for_a_save(folder: pathlib.Path) -> None:
     """Waits until a save begins."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     for is_saving in (False, True):
         while bool(_unfinished(folder)) != is_saving:
             assert time.monotonic() < deadline

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from titan.train.runtime.interface import launch as launch_module
+from titan.train.runtime import launch as launch_module
 from titan.train.runtime.launch import launch
 
 
@@ -44,7 +44,7 @@ def _sleep(folder: pathlib.Path) -> int:
 def _records(folder: pathlib.Path, num_processes: int) -> list[list[str]]:
     """What the processes recorded, once all have."""
     paths = [folder / str(rank) for rank in range(num_processes)]
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not all(path.exists() for path in paths):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -101,7 +101,7 @@ if __name__ == "__main__":
         pids = [record[0] for record in _records(tmp_path, 2)]
         assert all(map(_is_running, pids))
         process.kill()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while any(map(_is_running, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

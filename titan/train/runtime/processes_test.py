@@ -95,7 +95,7 @@ def _join(arguments: str) -> subprocess.CompletedProcess:
         "from titan.train.config.processes import DistributedConfig\n"
         f"with one_line_errors(): join(DistributedConfig({arguments}))\n"
     )
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
 
 
 def _validate(**values):

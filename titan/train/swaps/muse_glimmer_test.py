@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from titan.core.config.flags import parse
+from titan.graph.testing.xla_cpu import compile_quickly
 from titan.models.layers.attention import SdpaAttentionConfig
 from titan.models.layers.rope import NoRotaryConfig
 from titan.models.muse_glimmer.config import MuseGlimmerConfig, muse_glimmer_30b
@@ -18,6 +19,7 @@ from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import LEARNING_RATE
 from titan.train.swaps.rope import RotaryKernelConfig
 from titan.train.swaps.scan_layers import with_scanned_layers
+from titan.train.testing.grid import grid
 
 NUM_STEPS = 3
 # Two turns of a layer with a window and a global one. No block divides the sequence, no tile the vocabulary; the window
@@ -55,6 +57,7 @@ def _config(*flags: str) -> Config:
 
 @functools.cache
 def _runtime() -> XlaRuntime:
+    compile_quickly()
     return XlaRuntime(_config())
 
 
@@ -95,12 +98,14 @@ def _run(*flags: str) -> tuple[np.ndarray, frozenset[str], frozenset[str]]:
 
 @pytest.mark.parametrize(
     "flags",
-    [
-        ("--compile.memory_policy=full",),
-        (SCAN, "--compile.memory_policy=offload"),
-        (SCAN, "--compile.memory_policy=selective", *KERNELS),
-    ],
-    ids=["full", "scan_offload", "scan_selective_kernels"],
+    grid(
+        {
+            "full": ("--compile.memory_policy=full",),
+            "scan_offload": (SCAN, "--compile.memory_policy=offload"),
+            "scan_selective_kernels": (SCAN, "--compile.memory_policy=selective", *KERNELS),
+        },
+        {"full"},
+    ),
 )
 def test_losses_and_gradient_norms_are_those_of_the_plain_run(flags):
     expected, plain_ops, plain_layers = _run("--model.attention=sdpa")

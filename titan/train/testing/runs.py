@@ -110,8 +110,8 @@ def wait_for_line(process: subprocess.Popen, beginning: str) -> list[str]:
     raise AssertionError(f"ended before {beginning!r}: {lines} {process.stderr.read()}")
 
 
-def wait(process: subprocess.Popen, *, timeout: float = 120) -> Ended:
-    """Waits for the end; reads what has not been read yet."""
+def wait(process: subprocess.Popen, *, timeout: float = 600) -> Ended:
+    """Waits for the end, `timeout` seconds at most; reads what has not been read yet."""
     out, err = process.communicate(timeout=timeout)
     about_caches = ("Training a tokenizer", "Tokenising", "Encoding")
     return Ended(
