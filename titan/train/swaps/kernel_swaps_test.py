@@ -88,12 +88,23 @@ def _losses(*flags: str) -> tuple[tuple[float, ...], frozenset[str]]:
 @pytest.mark.parametrize(
     ("flags", "kernels"),
     [
-        ((SPLASH,), {"splash_attention", "splash_attention_backward"}),
-        ((FUSED_LOSS,), {"linear_cross_entropy_statistics", "linear_cross_entropy_statistics_backward"}),
+        pytest.param((SPLASH,), {"splash_attention", "splash_attention_backward"}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            (FUSED_LOSS,),
+            {"linear_cross_entropy_statistics", "linear_cross_entropy_statistics_backward"},
+            marks=pytest.mark.exhaustive,
+        ),
         ((FUSED_LOSS, "--fused_linear_cross_entropy.gradients=forward"), {"linear_cross_entropy_with_gradients"}),
         (
             (SPLASH, FUSED_LOSS, ROPE, "--model.tie_embeddings", "--fused_linear_cross_entropy.vocab_tile=128"),
-            {"rotate_heads", "rotate_heads_backward"},
+            {
+                "rotate_heads",
+                "rotate_heads_backward",
+                "splash_attention",
+                "splash_attention_backward",
+                "linear_cross_entropy_statistics",
+                "linear_cross_entropy_statistics_backward",
+            },
         ),
         ((GROUPED,), {"grouped_matmul", "grouped_matmul_backward", "apply_route_scores"}),
         ((PAIRED,), {"paired_grouped_matmul", "paired_grouped_matmul_backward", "apply_route_scores_backward"}),
