@@ -16,7 +16,7 @@ def test_a_target_fails_only_where_it_is_clearly_over_by_the_clock_and_in_cpu_ti
         Duration("//:processes", 70.0, 200.0),
         Duration("//:close", 120.0, 120.0),
     ]
-    over = [Duration("//:over", 130.0, 140.0), Duration("//:unreported", 300.0, None)]
+    over = [Duration("//:over", 230.0, 240.0), Duration("//:unreported", 300.0, None)]
     assert durations.too_slow(fine + over, 1.0) == [over[1], over[0]]
 
 
@@ -30,7 +30,7 @@ def test_table_lists_the_slowest_and_the_sums():
         "     2.0      1.5 //:c",
         "     6.0      3.5 all 3 targets",
     ]
-    assert "100 x 2.00 x 1.25 = 250 seconds" in lines[4]
+    assert "100 x 2.00 x 2.0 = 400 seconds" in lines[4]
 
 
 def test_slowness_is_that_of_a_fixed_piece_of_work():
