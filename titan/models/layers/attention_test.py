@@ -39,7 +39,8 @@ def test_equals_each_query_by_itself(config, num_kv_heads, window):
     grads = torch.autograd.grad(out, (q, k, v), cotangent)
     expected_grads = torch.autograd.grad(expected, (q, k, v), cotangent.double())
     for grad, expected_grad in zip(grads, expected_grads, strict=True):
-        torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=1e-5)
+        # Where a query sees one key its gradient is 0, computed as a difference of numbers up to about 10 in float32.
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-4, atol=3e-6)
 
 
 @pytest.mark.parametrize("config", [MathAttentionConfig(0.3), SdpaAttentionConfig(0.3)], ids=["math", "sdpa"])
