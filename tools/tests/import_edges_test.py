@@ -9,12 +9,11 @@ _EDGES = {
     "core": (),
     "parallel": (),
     "kernels": (),
-    "models": ("titan.core.config", "titan.core.init", "titan.core.registry", "titan.parallel.parallel_plan"),
+    "models": ("titan.core.config", "titan.core.init", "titan.parallel.parallel_plan"),
     "float8": ("titan.core.config", "titan.models.layers"),
     "graph": (
         "titan.core.config",
         "titan.core.hardware",
-        "titan.core.registry",
         "titan.parallel.axis_index",
         "titan.parallel.layout",
         "titan.parallel.mesh",
