@@ -25,7 +25,7 @@ titan_dependencies()
 module(name = "app")
 
 bazel_dep(name = "rules_python", version = "1.5.1")
-bazel_dep(name = "titan", version = "0.1.0")
+bazel_dep(name = "titan", version = "0.2.0")
 local_path_override(module_name = "titan", path = "{titan}")
 
 register_toolchains("@titan//third_party/pypi:toolchain")
