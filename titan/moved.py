@@ -1,4 +1,7 @@
-"""Names that modules had before version 0.2, for one version: each gives what it named, and a warning with the new name."""
+"""Names that modules had before version 0.2, kept for one version.
+
+Importing one gives what it named, and a warning with the new name.
+"""
 
 import importlib
 import importlib.abc
@@ -11,7 +14,7 @@ from typing import Any
 
 _MODULES = {
     "titan.core.data.atomic": "titan.core.files",
-    "titan.core.data.images.packed_pictures": "titan.core.data.images.packed_images",
+    "titan.core.data.images.packed_pictures": "titan.models.flux.rows",
     "titan.core.data.images.picture_part": "titan.core.data.images.image_part",
     "titan.core.data.images.picture_store": "titan.core.data.images.image_store",
     "titan.graph.aot.held": "titan.graph.aot.resident_bytes",
@@ -45,7 +48,7 @@ _MODULES = {
     "titan.graph.spmd_check": "titan.graph.capture.spmd_check",
     "titan.graph.step_graph": "titan.graph.ir.step_graph",
     "titan.graph.transfers": "titan.graph.ir.transfers",
-    "titan.models.flux.picture_times": "titan.models.flux.image_times",
+    "titan.models.flux.picture_times": "titan.models.layers.image_times",
     "titan.parallel.link_load": "titan.parallel.tpu_topology.link_load",
     "titan.parallel.module_borders": "titan.parallel.module_boundaries",
     "titan.parallel.placement": "titan.parallel.tpu_topology.placement",
@@ -54,7 +57,7 @@ _MODULES = {
     "titan.parallel.topology_svg": "titan.parallel.tpu_topology.topology_svg",
     "titan.parallel.topology_text": "titan.parallel.tpu_topology.topology_text",
     "titan.parallel.torus": "titan.parallel.tpu_topology.torus",
-    "titan.train.adamw": "titan.train.step.adamw",
+    "titan.train.adamw": "titan.train.optimizers.adamw",
     "titan.train.aot_advice": "titan.train.aot.advice",
     "titan.train.compile_config": "titan.train.config.compile",
     "titan.train.compiled_step": "titan.train.runtime.compiled_step",
@@ -98,7 +101,7 @@ _MODULES = {
 _NAMES = {
     "titan.graph.capture": ("titan.graph.capture.trace", ("StepFunction", "Tensors", "capture")),
     "titan.graph.split": ("titan.graph.split.pieces", ("Loop", "SplitStep", "Straight", "aten", "split_step")),
-    "titan.train.aot": ("titan.train.aot.command", ("batch_shapes", "compile_ahead_of_time", "main", "splash_flops")),
+    "titan.train.aot": ("titan.train.aot.command", ("batch_shapes", "compile_ahead_of_time", "main")),
     "titan.train.config": (
         "titan.train.config.run",
         ("Config", "LrScheduleConfig", "OptimizerConfig", "TrainingConfig"),
@@ -142,13 +145,13 @@ def old_names(package: str) -> Callable[[str], Any]:
     """
     module, names = _NAMES[package]
 
-    def __getattr__(name: str) -> Any:
+    def attribute(name: str) -> Any:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         _warn(f"{package}.{name}", f"{module}.{name}")
         return getattr(importlib.import_module(module), name)
 
-    return __getattr__
+    return attribute
 
 
 def install() -> None:

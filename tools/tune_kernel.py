@@ -114,6 +114,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str]) -> int:
+    """Runs the program on the command line's arguments."""
     arguments = _parse(argv)
     with tempfile.TemporaryDirectory() as folder:
         dump_folder = pathlib.Path(folder)

@@ -6,12 +6,14 @@ runfiles tree rather than tens of thousands, and a stamp file that makes
 dependents run again when the lock or the interpreter changes.
 
 The installing is done by install.py. Environment variables:
-  TITAN_PYTHON: the interpreter to use, Python 3.11 or newer.
+  TITAN_PYTHON: the interpreter to use, Python 3.11 or newer. It chooses the lock too:
+    third_party/pypi for Python 3.11, third_party/pypi_312 with a newer JAX for later ones.
   TITAN_USE_ENVIRONMENT=1: install nothing; use that interpreter's packages as
     they are (a TPU or CUDA machine that is set up already).
 """
 
 _MINIMUM = (3, 11)
+_NEWER = (3, 12)
 
 _BUILD = """\
 load("@rules_python//python:defs.bzl", "py_library", "py_runtime", "py_runtime_pair")
@@ -55,14 +57,18 @@ def _find_python(rctx):
             continue
         version = result.stdout.strip()
         tried.append("%s is %s" % (path, version))
-        if tuple([int(part) for part in version.split(".")]) >= _MINIMUM:
-            return path
+        numbers = tuple([int(part) for part in version.split(".")])
+        if numbers >= _MINIMUM:
+            return struct(path = path, is_newer = numbers >= _NEWER)
     fail("no Python %d.%d or newer: looked for %s, found %s; install one or set TITAN_PYTHON to its path" % (
         _MINIMUM[0],
         _MINIMUM[1],
         ", ".join(names),
         ", ".join(tried) or "none",
     ))
+
+# Packages of which titan uses private names, kept in the `_compat.py` of each package: no other version will do.
+_EXACT = ("jax", "jaxlib", "libtpu", "tokamax", "torch")
 
 def _locked_packages(text):
     """Maps each target name in a lock to the requirement a wheel states for it."""
@@ -73,14 +79,16 @@ def _locked_packages(text):
             name = name.partition("[")[0].strip()
             version = rest.partition(" ")[0].partition(";")[0]
             target = name.lower().replace("-", "_").replace(".", "_")
-            packages[target] = "%s>=%s" % (name, version)
+            packages[target] = "%s%s%s" % (name, "==" if target in _EXACT else ">=", version)
     return packages
 
 def _pypi_environment_impl(rctx):
-    lock = rctx.path(rctx.attr.requirements)
-    command = [_find_python(rctx), rctx.path(rctx.attr._install), "--lock", lock]
-    command += ["--cpu-lock", rctx.path(rctx.attr.cpu_requirements)]
-    command += ["--cuda-lock", rctx.path(rctx.attr.cuda_requirements)]
+    python = _find_python(rctx)
+    lock = rctx.path(rctx.attr.newer_requirements if python.is_newer else rctx.attr.requirements)
+    cuda_lock = rctx.path(rctx.attr.newer_cuda_requirements if python.is_newer else rctx.attr.cuda_requirements)
+    command = [python.path, rctx.path(rctx.attr._install), "--lock", lock, "--cuda-lock", cuda_lock]
+    if not python.is_newer:
+        command += ["--cpu-lock", rctx.path(rctx.attr.cpu_requirements)]
     command += ["--fallback", rctx.path("environment"), "--result", rctx.path("result.txt")]
     if rctx.os.environ.get("TITAN_USE_ENVIRONMENT", "") == "1":
         command.append("--as-is")
@@ -118,6 +126,15 @@ pypi_environment = repository_rule(
             allow_single_file = True,
             default = "//third_party/pypi:requirements_cuda_lock.txt",
             doc = "Installed as well where pip offers only the CUDA build of torch.",
+        ),
+        "newer_requirements": attr.label(
+            allow_single_file = True,
+            default = "//third_party/pypi_312:requirements_lock.txt",
+            doc = "The lock for Python 3.12 and later.",
+        ),
+        "newer_cuda_requirements": attr.label(
+            allow_single_file = True,
+            default = "//third_party/pypi_312:requirements_cuda_lock.txt",
         ),
         "interpreters": attr.string_list(default = [
             "python3.11",

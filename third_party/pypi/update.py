@@ -1,4 +1,4 @@
-"""Locks requirements.in anew, for every platform and Python 3.11 and later, with uv.
+"""Locks requirements.in anew, for every platform, with uv: for Python 3.11, and beside it for Python 3.12 and later.
 
     python3 third_party/pypi/update.py [PACKAGE ...]
 
@@ -13,25 +13,32 @@ import subprocess
 import sys
 import tempfile
 
-_FOLDER = pathlib.Path(__file__).parent
-_LOCK = _FOLDER / "requirements_lock.txt"
-_CUDA_LOCK = _FOLDER / "requirements_cuda_lock.txt"
+_HERE = pathlib.Path(__file__).parent
+_FOLDERS = {"3.11": _HERE, "3.12": _HERE.with_name("pypi_312")}
 _CUDA = re.compile(r"nvidia-|cuda-|triton==")
 
 
 def main(upgrades: list[str]) -> None:
-    """Rewrites both locks."""
+    """Rewrites the locks of both folders."""
+    for version, folder in _FOLDERS.items():
+        _update(version, folder, upgrades)
+
+
+def _update(version: str, home: pathlib.Path, upgrades: list[str]) -> None:
+    lock, cuda_lock = home / "requirements_lock.txt", home / "requirements_cuda_lock.txt"
     # A wheel found on a local disk would be locked without the hashes of all the others.
     env = {name: value for name, value in os.environ.items() if name not in ("PIP_FIND_LINKS", "UV_FIND_LINKS")}
     with tempfile.TemporaryDirectory() as folder:
         output = pathlib.Path(folder, "lock.txt")
-        output.write_text(_LOCK.read_text() + _CUDA_LOCK.read_text())  # uv keeps the versions it finds here
-        command = ["uv", "pip", "compile", "--quiet", "--universal", "--python-version=3.11", "--generate-hashes",
-                   "--no-annotate", "--no-header", f"--output-file={output}", str(_FOLDER / "requirements.in")]
+        output.write_text(lock.read_text() + cuda_lock.read_text())  # uv keeps the versions it finds here
+        command = [
+            *("uv", "pip", "compile", "--quiet", "--universal", f"--python-version={version}", "--generate-hashes"),
+            *("--no-annotate", "--no-header", f"--output-file={output}", str(home / "requirements.in")),
+        ]
         subprocess.run([*command, *(f"--upgrade-package={name}" for name in upgrades)], check=True, env=env)
         blocks = re.split(r"(?m)^(?=\w)", output.read_text())
-    _rewrite(_LOCK, [block for block in blocks if not _CUDA.match(block)])
-    _rewrite(_CUDA_LOCK, [block for block in blocks if _CUDA.match(block)])
+    _rewrite(lock, [block for block in blocks if not _CUDA.match(block)])
+    _rewrite(cuda_lock, [block for block in blocks if _CUDA.match(block)])
 
 
 def _rewrite(lock: pathlib.Path, blocks: list[str]) -> None:

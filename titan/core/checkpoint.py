@@ -48,6 +48,20 @@ class CheckpointError(Exception):
     """A checkpoint could not be written, or none could be read; `str()` is one line with the path and the cure."""
 
 
+class CheckpointMismatchError(ValueError):
+    """A checkpoint of another model than the one that is to be restored.
+
+    Attributes:
+      problem: names the checkpoint and the first array that differs.
+      cure: what to do.
+    """
+
+    def __init__(self, problem: str, cure: str):
+        super().__init__(f"{problem}; {cure}")
+        self.problem = problem
+        self.cure = cure
+
+
 class Checkpointer:
     """Saves and restores (arrays, host values) as numbered folders `FOLDER/STEP`.
 
@@ -62,8 +76,9 @@ class Checkpointer:
     """
 
     def __init__(self, config: CheckpointConfig, folder: str):
-        """Opens `folder`, makes it if it is missing, and removes what killed saves left, before the first save at the
-        latest.
+        """Opens `folder`, and makes it if it is missing.
+
+        What killed saves have left is removed before the first save at the latest.
 
         Args:
           config: the section `checkpoint`; its `folder` is not read here.
@@ -179,7 +194,7 @@ class Checkpointer:
             path = os.path.join(self.folder, str(candidate))
             try:
                 arrays, host = self._read(candidate, path, abstract_arrays)
-            except _Damaged as damage:
+            except _DamagedError as damage:
                 logging.warning("checkpoint %s is damaged and not used: %s", path, damage)
                 continue
             self._restored_step = candidate
@@ -203,7 +218,7 @@ class Checkpointer:
         self._manager.close()
 
     def _read(self, step: int, path: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
-        """One checkpoint's arrays and host values. Raises _Damaged, or ValueError for arrays of another model."""
+        """One checkpoint's arrays and host values. Raises _DamagedError, or ValueError for arrays of another model."""
         args = self._ocp.args
         with _damage_on_all_processes(), _drained_event_loops():
             saved = self._manager.restore(step, args=args.Composite(host=args.JsonRestore())).host
@@ -218,7 +233,9 @@ class Checkpointer:
         read = _describe(arrays)
         wrong = [name for name, entry in record["arrays"].items() if read[name]["digest"] != entry["digest"]]
         if wrong:
-            raise _Damaged(f"{len(wrong)} of {len(read)} arrays do not match their digest, the first is {wrong[0]}")
+            raise _DamagedError(
+                f"{len(wrong)} of {len(read)} arrays do not match their digest, the first is {wrong[0]}"
+            )
         return arrays, record["host"]
 
     def _set_aside_strangers(self) -> None:
@@ -278,13 +295,13 @@ def _of_first_process(numbers: list[int]) -> list[int]:
     return [int(number) for number in broadcast_one_to_all(of_this_one)]
 
 
-class _Damaged(Exception):
+class _DamagedError(Exception):
     """A checkpoint whose bytes are missing or wrong."""
 
 
 @contextlib.contextmanager
 def _damage_on_all_processes() -> Iterator[None]:
-    """Turns an error of reading into _Damaged, on every process of the run if on one, so that all go on together."""
+    """Turns an error of reading into _DamagedError on every process of the run, so that all go on together."""
     import jax
 
     error = None
@@ -301,7 +318,7 @@ def _damage_on_all_processes() -> Iterator[None]:
 
         num_failed = int(np.sum(multihost_utils.process_allgather(np.int32(num_failed))))
     if num_failed:
-        raise _Damaged(_one_line(error) if error else "another process cannot read it") from error
+        raise _DamagedError(_one_line(error) if error else "another process cannot read it") from error
 
 
 @contextlib.contextmanager
@@ -314,12 +331,12 @@ def _drained_event_loops() -> Iterator[None]:
 
     class DrainedLoop(asyncio.SelectorEventLoop):
         def close(self) -> None:
+            # Of several arrays that cannot be read the first is reported, by Orbax; asyncio would print the others.
+            self.set_exception_handler(lambda loop, context: None)
             if not self.is_closed():
                 tasks = asyncio.all_tasks(self)
                 if tasks:
                     self.run_until_complete(asyncio.wait(tasks))
-                for task in tasks:
-                    task.cancelled() or task.exception()  # retrieved, or asyncio would log it
             super().close()
 
     new_event_loop, asyncio.new_event_loop = asyncio.new_event_loop, DrainedLoop
@@ -366,12 +383,12 @@ def _check_same_model(path: str, saved: dict[str, dict[str, Any]], abstract_arra
     cure = "run with the configuration it was saved with (beside the checkpoints), or with another --checkpoint.folder"
     for name in sorted(saved.keys() | asked.keys()):
         if name not in asked:
-            raise ValueError(f"checkpoint {path} has an array {name} that this run does not have; {cure}")
+            raise CheckpointMismatchError(f"checkpoint {path} has an array {name} that this run does not have", cure)
         if name not in saved:
-            raise ValueError(f"checkpoint {path} lacks the array {name} of this run; {cure}")
+            raise CheckpointMismatchError(f"checkpoint {path} lacks the array {name} of this run", cure)
         was, now = ("{dtype}{shape}".format(**entry) for entry in (saved[name], asked[name]))
         if was != now:
-            raise ValueError(f"checkpoint {path} has {name} as {was}, this run as {now}; {cure}")
+            raise CheckpointMismatchError(f"checkpoint {path} has {name} as {was}, this run as {now}", cure)
 
 
 def _with_shardings(abstract_arrays: Any) -> Any:

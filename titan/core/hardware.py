@@ -3,6 +3,8 @@
 import dataclasses
 import pathlib
 import time
+import types
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Hardware:
         return tuple(size % 16 == 0 for size in shape)
 
 
-HARDWARE = {
+_HARDWARE = {
     "v5e": Hardware(
         peak_bf16_flops=197e12,
         hbm_bytes=16 * 10**9,
@@ -99,15 +101,38 @@ HARDWARE = {
         device_kinds=("TPU7x", "TPU v7x", "TPU v7"),
     ),
 }
+
+HARDWARE: Mapping[str, Hardware] = types.MappingProxyType(_HARDWARE)
 """The TPU generations titan knows, by the name that topologies use (`v6e:2x4`)."""
 
-_BY_DEVICE_KIND = {kind.lower(): name for name, hardware in HARDWARE.items() for kind in hardware.device_kinds}
+
+def register_hardware(name: str, hardware: Hardware) -> None:
+    """Adds a TPU generation; what kernels need to know of it is `titan.kernels.generations.register_generation`'s.
+
+    Args:
+      name: as topologies of libtpu and `--hardware` call it.
+      hardware: its figures.
+
+    Raises:
+      ValueError: the name, or a device kind, is taken.
+    """
+    if _HARDWARE.get(name) == hardware:
+        return
+    if name in _HARDWARE:
+        raise ValueError(f"there are two TPU generations {name!r}")
+    for kind in hardware.device_kinds:
+        if find_generation(kind):
+            raise ValueError(f"TPU generation {name!r}: device kind {kind!r} is that of {find_generation(kind)!r}")
+    _HARDWARE[name] = hardware
 
 
 def find_generation(device_kind: str) -> str | None:
     """The table's key for a `jax.Device.device_kind` or a topology's name ("v6e"); None if there is none."""
     name = device_kind.lower()
-    return name if name in HARDWARE else _BY_DEVICE_KIND.get(name)
+    if name in HARDWARE:
+        return name
+    kinds = ((key, kind) for key, hardware in HARDWARE.items() for kind in hardware.device_kinds)
+    return next((key for key, kind in kinds if kind.lower() == name), None)
 
 
 def find_hardware(device_kind: str) -> Hardware | None:

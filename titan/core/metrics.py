@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from titan.core.config.tree import option
 from titan.core.hardware import find_hardware, measured_matmul_peak, num_chips
+from titan.core.sinks import SINKS, Sink, sink_names
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +22,9 @@ class MetricsConfig:
 
     log_interval: int = option(1, "Report every this many steps.", minimum=1)
     tensorboard: bool = option(True, "Write TensorBoard event files into the folder tensorboard of the run.")
+    sinks: tuple[str, ...] = option(
+        (), "Further places that metrics go to, of those that plugins add.", choices=sink_names
+    )
     peak_tflops: float = option(
         0.0,
         "Peak of one chip in TFLOP/s, for MFU. 0: the hardware table, or, for a device it does not list, a measured "
@@ -90,8 +94,11 @@ def step_metrics(
 
 
 def memory_metrics() -> dict[str, float]:
-    """`device_memory_bytes`: the highest peak among local devices; or, where devices keep no count (CPU),
-    `process_memory_bytes`: this process's resident memory."""
+    """Memory in bytes, by the name of the metric.
+
+    `device_memory_bytes` is the highest peak among local devices. Where devices keep no count (CPU),
+    `process_memory_bytes` is this process's resident memory.
+    """
     import jax
 
     peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in jax.local_devices()]
@@ -115,6 +122,7 @@ def _gibibytes(num_bytes: float) -> str:
 _FIELDS: dict[str, tuple[str, str, Callable[[float], str]]] = {
     "loss": ("loss", "loss/train", "{:.4f}".format),
     "validation_loss": ("validation_loss", "loss/validation", "{:.4f}".format),
+    "sample_distance": ("sample_distance", "samples/distance", "{:.2f}".format),
     "grad_norm": ("grad_norm", "grad_norm", "{:.3f}".format),
     "lr": ("lr", "lr", "{:.1e}".format),
     "auxiliary_loss": ("aux_loss", "loss/auxiliary", "{:.4f}".format),
@@ -158,16 +166,17 @@ class MetricsLogger:
         resumed_step: int | None = None,
         stream: TextIO | None = None,
     ):
-        """
+        """Initializes the instance.
+
         Args:
-          config: the section `metrics`.
-          folder: the run's folder; event files go into `tensorboard` within it.
-          num_chips: chips of the whole run.
-          flops_per_token: see `step_metrics`.
-          peak_flops_per_chip: FLOP/s, e.g. `resolve_peak(config).flops_per_chip`.
-          resumed_step: the checkpoint's step when the run resumes; TensorBoard then drops what a killed run had
-            reported after it.
-          stream: where lines go; default standard output.
+        config: the section `metrics`.
+        folder: the run's folder; event files go into `tensorboard` within it.
+        num_chips: chips of the whole run.
+        flops_per_token: see `step_metrics`.
+        peak_flops_per_chip: FLOP/s, e.g. `resolve_peak(config).flops_per_chip`.
+        resumed_step: the checkpoint's step when the run resumes; TensorBoard then drops what a killed run had
+          reported after it.
+        stream: where lines go; default standard output.
         """
         self._log_interval = config.log_interval
         self._speed = {
@@ -178,7 +187,8 @@ class MetricsLogger:
         self._stream = stream if stream is not None else sys.stdout
         self._console = _make_console(self._stream)
         self.tensorboard_folder = os.path.join(folder, "tensorboard") if config.tensorboard else None
-        self._events = _EventFile(self.tensorboard_folder, resumed_step) if config.tensorboard else None
+        self._sinks: list[Sink] = [_EventFile(self.tensorboard_folder, resumed_step)] if config.tensorboard else []
+        self._sinks += [SINKS[name](folder=folder, resumed_step=resumed_step) for name in config.sinks]
 
     def due(self, step: int) -> bool:
         """Whether the interval asks for a report of `step`; the loop need not fetch other steps' values."""
@@ -203,31 +213,30 @@ class MetricsLogger:
             speeds = step_metrics(num_tokens=values["num_tokens"], step_seconds=values["step_seconds"], **self._speed)
             values |= speeds | memory_metrics()
         self._print(step, format_metrics(values))
-        if self._events is not None:
-            self._events.write(step, values)
+        for sink in self._sinks:
+            sink.log(step, values)
         return values
 
-    def log_picture(self, step: int, name: str, pixels: "np.ndarray") -> None:
-        """Writes a picture for TensorBoard, whatever the interval.
+    def log_image(self, step: int, name: str, pixels: "np.ndarray") -> None:
+        """Writes an image to TensorBoard and other sinks, whatever the interval.
 
         Args:
           step: number of the step.
-          name: of the picture, the same in every step.
+          name: of the image, the same in every step.
           pixels: uint8 [height, width, 3].
         """
-        if self._events is not None:
-            self._events.write_picture(step, name, pixels)
+        for sink in self._sinks:
+            sink.log_image(step, name, pixels)
 
     def flush(self) -> None:
-        """Writes what is buffered for TensorBoard: if the process is killed now, these steps are not missing."""
-        if self._events is not None:
-            self._events.flush()
+        """Writes what is buffered: if the process is killed now, these steps are not missing."""
+        for sink in self._sinks:
+            sink.flush()
 
     def close(self) -> None:
-        """Writes what is buffered and closes the event file. May be called more than once."""
-        if self._events is not None:
-            self._events.close()
-            self._events = None
+        """Writes what is buffered and closes all sinks. May be called more than once."""
+        while self._sinks:
+            self._sinks.pop().close()
 
     def _print(self, step: int, pairs: list[tuple[str, str]]) -> None:
         pairs = [("step", str(step)), *pairs]
@@ -255,7 +264,7 @@ def _make_console(stream: TextIO) -> Any:
     return Console(file=stream, highlight=False)
 
 
-class _EventFile:
+class _EventFile(Sink):
     """TensorBoard's own event writer (no TensorFlow, no torch), one scalar per metric."""
 
     def __init__(self, folder: str, resumed_step: int | None):
@@ -268,7 +277,7 @@ class _EventFile:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=resumed_step + 1, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, values: Mapping[str, float]) -> None:
         scalars = [
             self._summary_pb2.Summary.Value(tag=_FIELDS[name][1] if name in _FIELDS else name, simple_value=value)
             for name, value in values.items()
@@ -277,7 +286,7 @@ class _EventFile:
         summary = self._summary_pb2.Summary(value=scalars)
         self._writer.add_event(self._event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
 
-    def write_picture(self, step: int, name: str, pixels: "np.ndarray") -> None:
+    def log_image(self, step: int, name: str, pixels: "np.ndarray") -> None:
         import PIL.Image
 
         png = io.BytesIO()

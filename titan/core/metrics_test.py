@@ -2,11 +2,13 @@ import glob
 import io
 import re
 
+import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from titan.core import metrics
+from titan.core import metrics, sinks
 from titan.core.metrics import MetricsConfig, MetricsLogger, resolve_peak, step_metrics
+from titan.core.registry import Registry
 
 _STEP = {
     "loss": 3.45671,
@@ -128,3 +130,40 @@ class _CountingDevice:
 def test_memory_is_the_devices_where_they_count_it(monkeypatch):
     monkeypatch.setattr("jax.local_devices", lambda: [_CountingDevice(5), _CountingDevice(7)])
     assert metrics.memory_metrics() == {"device_memory_bytes": 7.0}
+
+
+class Recorder:
+    """A sink that keeps what it is given."""
+
+    made: "list[Recorder]" = []
+
+    def __init__(self, folder, resumed_step):
+        self.calls = [(folder, resumed_step)]
+        Recorder.made.append(self)
+
+    def log(self, step, values):
+        self.calls.append((step, dict(values)))
+
+    def log_image(self, step, name, pixels):
+        self.calls.append((step, name, pixels.shape))
+
+    def flush(self):
+        self.calls.append("flush")
+
+    def close(self):
+        self.calls.append("close")
+
+
+def test_a_sink_of_a_plugin_gets_what_the_terminal_does(monkeypatch, tmp_path):
+    monkeypatch.setattr(sinks, "SINKS", Registry("metrics sink"))
+    monkeypatch.setattr(metrics, "SINKS", sinks.SINKS)
+    sinks.register_sink("recorder", f"{__name__}:Recorder")
+    assert sinks.sink_names() == ("recorder",)
+    config = MetricsConfig(tensorboard=False, sinks=("recorder",))
+    speed = {"num_chips": 1, "flops_per_token": 1.0, "peak_flops_per_chip": 1.0}
+    with MetricsLogger(config, str(tmp_path), resumed_step=3, stream=io.StringIO(), **speed) as logger:
+        logger.log(4, {"loss": 2.5})
+        logger.log_image(4, "samples", np.zeros((2, 3, 3), np.uint8))
+        logger.flush()
+    expected = [(str(tmp_path), 3), (4, {"loss": 2.5}), (4, "samples", (2, 3, 3)), "flush", "close"]
+    assert Recorder.made[-1].calls == expected

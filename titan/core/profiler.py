@@ -14,7 +14,7 @@ from titan.core.config.validate import check_writable_folder
 class ProfilerConfig:
     """Which steps of a run are traced, and where the trace goes."""
 
-    enable_profiling: bool = option(False, "Trace the steps start_step to start_step + num_steps - 1.")
+    enable: bool = option(False, "Trace the steps start_step to start_step + num_steps - 1.")
     start_step: int = option(3, "First traced step. Earlier steps compile and warm up.", minimum=0)
     num_steps: int = option(2, "Number of traced steps.", minimum=1)
     folder: str = option("", "Folder of the traces. Empty: the folder profile within the run's folder.")
@@ -37,7 +37,9 @@ class Profiler:
     """
 
     def __init__(self, config: ProfilerConfig, folder: str, *, traces: bool = True):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         config: the section `profiler`; its `folder` overrides where traces go.
         folder: the run's folder.
         traces: whether this process is one that traces, of several commonly the first.
@@ -45,7 +47,7 @@ class Profiler:
         self.folder = os.path.expanduser(config.folder) or os.path.join(folder, "profile")
         self._first = config.start_step
         self._end = config.start_step + config.num_steps
-        self._finished = not (config.enable_profiling and traces)
+        self._finished = not (config.enable and traces)
         self._tracing = False
         self._annotation = None
 

@@ -28,21 +28,21 @@ def _traced_steps(folder) -> list[str]:
 
 
 def test_traces_the_steps_of_the_window(tmp_path):
-    profiler = Profiler(ProfilerConfig(enable_profiling=True, start_step=2, num_steps=2), str(tmp_path))
+    profiler = Profiler(ProfilerConfig(enable=True, start_step=2, num_steps=2), str(tmp_path))
     _run(profiler, range(1, 8))
     assert profiler.folder == str(tmp_path / "profile")
     assert _traced_steps(profiler.folder) == ["2", "3"]
 
 
 def test_a_run_that_ends_inside_the_window_writes_its_trace(tmp_path):
-    config = ProfilerConfig(enable_profiling=True, start_step=2, num_steps=50, folder=str(tmp_path / "elsewhere"))
+    config = ProfilerConfig(enable=True, start_step=2, num_steps=50, folder=str(tmp_path / "elsewhere"))
     _run(Profiler(config, str(tmp_path)), range(1, 4))
     assert _traced_steps(tmp_path / "elsewhere") == ["2", "3"]
 
 
 def test_an_error_in_a_traced_step_is_not_hidden(tmp_path):
     with pytest.raises(KeyError, match="broken step"):
-        with Profiler(ProfilerConfig(enable_profiling=True, start_step=1), str(tmp_path)) as profiler:
+        with Profiler(ProfilerConfig(enable=True, start_step=1), str(tmp_path)) as profiler:
             profiler.step(1)
             raise KeyError("broken step")
     assert _traced_steps(tmp_path / "profile") == ["1"]
@@ -54,7 +54,7 @@ def test_off_writes_nothing(tmp_path):
 
 
 def test_a_run_resumed_after_the_window_says_so_once(tmp_path, caplog):
-    _run(Profiler(ProfilerConfig(enable_profiling=True), str(tmp_path)), range(100, 103))
+    _run(Profiler(ProfilerConfig(enable=True), str(tmp_path)), range(100, 103))
     assert [record.getMessage() for record in caplog.records] == [
         "profiler: the run begins at step 100, after the window that ends before step 5: nothing is traced; "
         "raise --profiler.start_step"

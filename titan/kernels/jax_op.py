@@ -34,9 +34,9 @@ from typing import Any
 
 import jax
 import torch
-from torch._library.custom_ops import CustomOpDef
 from torch.autograd.forward_ad import unpack_dual
 
+from titan.kernels._compat import CustomOpDef
 from titan.kernels.arrays import abstract_array, to_array, to_tensor, torch_dtype
 from titan.kernels.signature import Signature, signature_of
 from titan.kernels.target import Target, current_target, lowering_for
@@ -81,10 +81,14 @@ class JaxOp:
       name: `namespace::name`.
       signature: names of inputs, attributes and results.
       backward: the op of its gradients, or None if it has none.
+      memory_kind: of its results for memory policies: "attention", "matmul", or None.
     """
 
-    def __init__(self, name: str, function: Callable[..., Any], backward: "JaxOp | None"):
+    def __init__(
+        self, name: str, function: Callable[..., Any], backward: "JaxOp | None", *, memory_kind: str | None = None
+    ):
         self.name = name
+        self.memory_kind = memory_kind
         self.signature = signature_of(name, function)
         if "implementation" in self.signature.attributes:
             raise ValueError(f"{name}: every op has an attribute implementation of its own; name this one otherwise")
@@ -202,7 +206,8 @@ class JaxOp:
 
     def _convert(self, convert: Callable[..., Any], tensors: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
         converted = []
-        for name, tensor in zip(self.signature.inputs, tensors):
+        # Optional tensors at the end may be left out.
+        for name, tensor in zip(self.signature.inputs, tensors, strict=False):
             if tensor is None and name not in self.signature.optional:
                 raise TypeError(f"{self.name}: {name} is None: give a tensor")
             try:
@@ -242,24 +247,28 @@ class JaxOp:
     def _save(self, ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
         signature, backward = self.signature, self.backward.signature
         outputs = _as_tuple(output)
-        known = dict(zip((*signature.inputs, *signature.results), (*inputs, *outputs)))
+        known = dict(zip((*signature.inputs, *signature.results), (*inputs, *outputs), strict=True))
         ctx.save_for_backward(*(known[name] for name in backward.inputs if name in known))
         ctx.attributes = {name: keyword_only_inputs[name] for name in (*backward.attributes, "implementation")}
         ctx.mark_non_differentiable(
-            *(tensor for name, tensor in zip(signature.results, outputs) if f"grad_{name}" not in backward.inputs)
+            *(
+                tensor
+                for name, tensor in zip(signature.results, outputs, strict=True)
+                if f"grad_{name}" not in backward.inputs
+            )
         )
         # Else autograd makes a gradient of zeros for every result, those that have none included.
         ctx.set_materialize_grads(False)
         ctx.zeros = {
             f"grad_{name}": functools.partial(torch.zeros, tensor.shape, dtype=tensor.dtype, device=tensor.device)
-            for name, tensor in zip(signature.results, outputs)
+            for name, tensor in zip(signature.results, outputs, strict=True)
             if f"grad_{name}" in backward.inputs
         }
 
     def _backward(self, ctx: Any, *grads: torch.Tensor) -> Any:
         signature, backward = self.signature, self.backward.signature
         saved = iter(ctx.saved_tensors)
-        grad_of = {f"grad_{name}": grad for name, grad in zip(signature.results, grads)}
+        grad_of = {f"grad_{name}": grad for name, grad in zip(signature.results, grads, strict=True)}
         if all(grad_of[name] is None for name in ctx.zeros):
             return (None,) * len(signature.inputs)
         arguments = []
@@ -269,12 +278,16 @@ class JaxOp:
             else:
                 arguments.append(ctx.zeros[name]() if grad_of[name] is None else grad_of[name])
         results = _as_tuple(self.backward._op(*arguments, **ctx.attributes))
-        gradients = dict(zip(backward.results, results))
+        gradients = dict(zip(backward.results, results, strict=True))
         return tuple(gradients.get(name) for name in signature.inputs)
 
 
 def jax_op(
-    name: str, *, backward: JaxOp | str | None = "vjp", differentiable: tuple[str, ...] = ()
+    name: str,
+    *,
+    backward: JaxOp | str | None = "vjp",
+    differentiable: tuple[str, ...] = (),
+    memory_kind: str | None = None,
 ) -> Callable[[Callable[..., Any]], JaxOp]:
     """Makes a torch custom op of the decorated JAX function, which becomes its implementation "xla".
 
@@ -288,6 +301,8 @@ def jax_op(
         whose fields are the inputs that have a gradient. "vjp": that op is derived by `jax.vjp` as `name_backward`, and
         computes the forward again. None: the op has no gradient.
       differentiable: for "vjp", the inputs that have a gradient; empty: all that are not optional.
+      memory_kind: what a memory policy takes the results for, "attention" or "matmul" (`--compile.memory_policy`);
+        None: neither, so that `selective` makes them again in the backward pass.
 
     Raises:
       TypeError: an annotation is missing or unknown.
@@ -302,7 +317,7 @@ def jax_op(
             gradient = JaxOp(f"{name}_backward", vjp_function(name, function, differentiable), None)
         if gradient is not None:
             _check_backward(signature_of(name, function), gradient)
-        return JaxOp(name, function, gradient)
+        return JaxOp(name, function, gradient, memory_kind=memory_kind)
 
     return register
 

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 
 import jax
 
-_GENERATIONS = {
-    "TPU v5 lite": "v5e",
-    "TPU v5e": "v5e",
-    "TPU v5": "v5p",
-    "TPU v5p": "v5p",
-    "TPU v6 lite": "v6e",
-    "TPU v6e": "v6e",
-    "TPU7x": "tpu7x",
-    "TPU v7x": "tpu7x",
-    "TPU v7": "tpu7x",
-}
+from titan.kernels.generations import generation_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +24,12 @@ class Target:
 
     @property
     def generation(self) -> str:
-        """The TPU generation by the name that topologies use ("v6e"), or "" for anything else."""
-        return _GENERATIONS.get(self.device_kind, "")
+        """The TPU generation by the name that topologies use ("v6e"); "" for what is no TPU.
+
+        Raises:
+          titan.kernels.generations.UnknownTpuError: it is a TPU of no known generation.
+        """
+        return generation_of(self.device_kind) if self.platform == "tpu" else ""
 
 
 _TARGET: contextvars.ContextVar[Target | None] = contextvars.ContextVar("titan_kernel_target", default=None)

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import torch
-from torch._library.custom_ops import CustomOpDef
 
+from titan.kernels._compat import CustomOpDef
 from titan.kernels.signature import Signature
 from titan.kernels.target import Target, lowering_for
 

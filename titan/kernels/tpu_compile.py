@@ -8,13 +8,12 @@ from typing import Any
 
 import jax
 
+from titan.kernels.generations import find_generation
 from titan.kernels.target import Target, lowering_for
 from titan.kernels.tpu_topology import topology_devices
 
 # Memory space 1 is VMEM.
 _USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"\}')
-
-_SMALLEST_SLICE = {"v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,12 +46,10 @@ def tpu_device(generation: str) -> jax.Device:
     """A device of a TPU generation ("v5e", "v5p", "v6e", "tpu7x") that programs can be compiled for and not run on.
 
     Raises:
-      ValueError: the generation is unknown.
+      titan.kernels.generations.UnknownTpuError: the generation is unknown.
       RuntimeError: the libtpu package is not installed.
     """
-    if generation not in _SMALLEST_SLICE:
-        raise ValueError(f"no TPU {generation!r} is known: name one of {', '.join(_SMALLEST_SLICE)}")
-    return topology_devices(_SMALLEST_SLICE[generation])[0]
+    return topology_devices(find_generation(generation).smallest_slice)[0]
 
 
 def compile_for_tpu(

@@ -47,7 +47,7 @@ def test_memory_and_cost_are_those_of_the_program(generation):
 
 
 def test_a_wrong_name_or_a_missing_library_is_one_clear_line(monkeypatch):
-    with pytest.raises(ValueError, match="no TPU 'v9' is known: name one of v5e, v5p, v6e, tpu7x"):
+    with pytest.raises(ValueError, match="no TPU generation 'v9' is known: name one of v5e, v5p, v6e, tpu7x"):
         compile_for_tpu(jnp.sin, generation="v9")
     monkeypatch.setattr(tpu_topology.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(RuntimeError, match="needs the libtpu package: pip install libtpu"):

@@ -16,6 +16,20 @@ _NO_TPU = {
 }
 
 
+class MissingLibtpuError(RuntimeError):
+    """libtpu, the TPU's compiler, is not installed.
+
+    Attributes:
+      problem, cure: the two parts of the message.
+    """
+
+    problem = "compiling for a TPU needs the libtpu package"
+    cure = "pip install libtpu"
+
+    def __init__(self):
+        super().__init__(f"{self.problem}: {self.cure}")
+
+
 def topology_devices(topology: str, *, num_slices: int = 1) -> tuple[jax.Device, ...]:
     """The devices of a slice, which programs can be compiled for and not run on.
 
@@ -24,11 +38,11 @@ def topology_devices(topology: str, *, num_slices: int = 1) -> tuple[jax.Device,
       num_slices: equal slices over the data-centre network; the devices of the first come first.
 
     Raises:
-      RuntimeError: the libtpu package is not installed.
+      MissingLibtpuError: the libtpu package is not installed.
       jax.errors.JaxRuntimeError: libtpu knows no such slice.
     """
     if importlib.util.find_spec("libtpu") is None:
-        raise RuntimeError("compiling for a TPU needs the libtpu package: pip install libtpu==0.0.42.1")
+        raise MissingLibtpuError
     return _devices(topology, num_slices)
 
 

@@ -45,7 +45,7 @@ def vjp_function(name: str, function: Callable[..., Any], differentiable: tuple[
                 )
 
         def of_wanted(*values: jax.Array) -> tuple[jax.Array, ...]:
-            inputs = {**arguments, **dict(zip(wanted, values))}
+            inputs = {**arguments, **dict(zip(wanted, values, strict=True))}
             return forward.unpack(function(*(inputs[entry] for entry in forward.inputs), **attributes))
 
         _, vjp = jax.vjp(of_wanted, *(arguments[entry] for entry in wanted))

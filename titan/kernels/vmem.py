@@ -7,9 +7,7 @@ blocks beforehand, so that a hopeless compile never starts.
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-MIB = 2**20
-
-_BUDGET_MIB = {"v5e": 16, "v5p": 16, "v6e": 32, "tpu7x": 32}
+from titan.kernels.generations import MIB, find_generation
 
 Tiles = TypeVar("Tiles")
 
@@ -18,25 +16,21 @@ class VmemError(ValueError):
     """The blocks of a kernel do not fit the vector memory.
 
     Attributes:
-      kernel: whose blocks.
+      config_section: the section of flags that sets these blocks; "" where no flag does.
     """
 
-    def __init__(self, kernel: str, problem: str):
+    def __init__(self, kernel: str, problem: str, config_section: str = ""):
         super().__init__(f"{kernel}: {problem}")
-        self.kernel = kernel
+        self.config_section = config_section
 
 
 def vmem_budget_bytes(generation: str) -> int:
     """The vector memory in bytes that the compiler lets one kernel use, by its default for a TPU generation.
 
-    Measured with libtpu 0.0.42 (`xla_tpu_scoped_vmem_limit_kib`): 16 MiB on v5e and v5p, 32 MiB on v6e and tpu7x.
-
     Raises:
-      ValueError: the generation is unknown.
+      titan.kernels.generations.UnknownTpuError: the generation is unknown.
     """
-    if generation not in _BUDGET_MIB:
-        raise ValueError(f"no VMEM budget is known for {generation!r}: name one of {', '.join(_BUDGET_MIB)}")
-    return _BUDGET_MIB[generation] * MIB
+    return find_generation(generation).vmem_bytes
 
 
 def check_vmem(
@@ -46,6 +40,7 @@ def check_vmem(
     estimate: Callable[[Tiles], int],
     alternatives: Iterable[Tiles],
     generation: str,
+    config_section: str = "",
 ) -> None:
     """Refuses blocks that exceed the budget.
 
@@ -55,6 +50,7 @@ def check_vmem(
       estimate: the bytes that given blocks need.
       alternatives: other blocks, of which the message names the largest that fit.
       generation: the TPU that the kernel is for; "" (a platform without VMEM) is never refused.
+      config_section: the section of flags that sets these blocks, commonly the kernel's own.
 
     Raises:
       VmemError: the blocks do not fit; the text has the kernel, the need, the budget and the largest blocks that fit.
@@ -74,4 +70,5 @@ def check_vmem(
     raise VmemError(
         kernel,
         f"{tiles} needs {needed / MIB:.1f} MiB of VMEM, and {generation} gives a kernel {budget / MIB:.0f} MiB: {cure}",
+        config_section,
     )

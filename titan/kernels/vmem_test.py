@@ -2,7 +2,8 @@
 
 import pytest
 
-from titan.kernels.vmem import MIB, VmemError, check_vmem, vmem_budget_bytes
+from titan.kernels.generations import MIB
+from titan.kernels.vmem import VmemError, check_vmem, vmem_budget_bytes
 
 
 def _check(rows: int, generation: str = "v6e", alternatives=(256, 512, 1024)) -> None:
@@ -13,7 +14,7 @@ def _check(rows: int, generation: str = "v6e", alternatives=(256, 512, 1024)) ->
 
 def test_budgets():
     assert [vmem_budget_bytes(name) // MIB for name in ("v5e", "v5p", "v6e", "tpu7x")] == [16, 16, 32, 32]
-    with pytest.raises(ValueError, match="no VMEM budget is known for 'v9': name one of v5e"):
+    with pytest.raises(ValueError, match="no TPU generation 'v9' is known: name one of v5e"):
         vmem_budget_bytes("v9")
 
 

@@ -1,13 +1,21 @@
 """What a program may ask of any model family: its configuration's methods, and its weights in Hugging Face's format.
 
-Both are protocols, which a family's configuration class and its module `hf` satisfy by having the members.
+A family's configuration class derives from `ModelConfig`. What only some families have (experts, images, weights of
+Hugging Face, a plan for tensor parallelism) are its methods that return None unless a family says otherwise: programs
+ask these, and never which family it is.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from titan.core.config.tree import OpenNode
+from titan.core.config.validate import ConfigError
+from titan.core.registry import Registry
+from titan.models.registry import FAMILIES
+
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from titan.parallel.parallel_plan import ParallelPlan
@@ -34,20 +42,48 @@ class BatchTensor:
     tokens: str = "sequence"
 
 
-class ModelConfig(Protocol):
-    """The hyperparameters of one model: a frozen dataclass whose fields are the flags `--model.*`.
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The mixtures of experts of a model.
+
+    Attributes:
+      num_mixtures: layers with a mixture.
+      num_experts: experts in each of them.
+      num_active: experts that a token goes to in each of them.
+    """
+
+    num_mixtures: int
+    num_experts: int
+    num_active: int
+
+
+class ModelConfig(OpenNode):
+    """The hyperparameters of one model: base of frozen dataclasses whose fields are the flags `--model.*`.
 
     Attributes:
       loss_module: name of the model's submodule that computes the loss from what the network gives.
+      data_kind: what the model is trained on: "documents", or "images" with captions.
+      dim: width of the residual stream.
+      num_layers: layers of that width.
     """
 
+    registry: ClassVar[Registry[type]] = FAMILIES
     loss_module: ClassVar[str]
+    data_kind: ClassVar[str] = "documents"
+    dim: int
+    num_layers: int
+
+    @property
+    def family(self) -> str:
+        """What messages call the family."""
+        return type(self).__name__.removesuffix("Config")
 
     def validate(self) -> None:
         """Raises ConfigError where hyperparameters contradict one another."""
 
     def components(self) -> Any:
         """The tree of component configurations, with a method `build()` that makes the model on the meta device."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no components()")
 
     def batch_tensors(self, sequence_length: int) -> tuple[BatchTensor, ...]:
         """The tensors of a batch, in the order in which the model's `loss` takes them.
@@ -58,21 +94,141 @@ class ModelConfig(Protocol):
         Raises:
           ConfigError: the model cannot be trained on rows of that length.
         """
+        raise NotImplementedError(f"{type(self).__qualname__} has no batch_tensors()")
 
     def flops_per_token(self, sequence_length: int) -> float:
         """FLOPs that the model needs per trained token, forward and backward, without recompute."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no flops_per_token()")
 
     def attention_flops_per_token(self, sequence_length: int) -> float:
         """Those of `flops_per_token` that are products of queries, keys and values, in all layers together."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no attention_flops_per_token()")
 
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by the name of the field."""
+        raise NotImplementedError(f"{type(self).__qualname__} has no weight_fields()")
 
-    def tensor_parallel_plan(self) -> "ParallelPlan":
-        """How tensor parallelism splits the model; a family without this method cannot be split."""
+    def check_context_parallel(self, sequence_length: int, num_devices: int) -> None:
+        """Raises ConfigError where sequences cannot be split over so many devices.
 
-    def hf(self) -> "HfFormat":
-        """The family's reader and writer of Hugging Face folders."""
+        A causal model's sequence is two chunks on each device (see `titan.parallel.context_parallel`).
+        """
+        unit = 2 * num_devices
+        if sequence_length % unit:
+            raise ConfigError(
+                "training.sequence_length",
+                f"{sequence_length} tokens cannot be split into two chunks for each of context_parallel={num_devices} "
+                "devices",
+                f"give a multiple of {unit}, e.g. {-(-sequence_length // unit) * unit}",
+            )
+
+    def num_token_ids(self) -> int | None:
+        """Size of the vocabulary; None for a model that reads no token ids."""
+        return None
+
+    def experts(self) -> Experts | None:
+        """The mixtures of experts; None for a dense model."""
+        return None
+
+    def prediction_tensors(self, sequence_length: int) -> tuple[BatchTensor, ...]:
+        """The tensors that the model's `forward` takes when a run samples from it; none if it cannot."""
+        return ()
+
+    def images(self) -> "ImageModel | None":
+        """How the model takes images in; None for a model of documents."""
+        return None
+
+    def takes_rope_kernel(self) -> bool:
+        """Whether rotary embeddings are by cosines and sines, which is what the RoPE kernel takes."""
+        return True
+
+    def tensor_parallel_plan(self) -> "ParallelPlan | None":
+        """How tensor parallelism splits the model; None for one that cannot be split."""
+        return None
+
+    def hf(self) -> "HfFormat | None":
+        """The family's reader and writer of Hugging Face folders; None if it has none."""
+        return None
+
+
+class ImageRows(Protocol):
+    """The rows of an ordered choice of encoded images, as a model takes them in."""
+
+    numbers: "np.ndarray"
+    """Of the chosen images, in order; int [num_images]."""
+
+    def __len__(self) -> int:
+        """Rows in one pass over the images."""
+
+    def row(self, number: int, position: int) -> dict[str, "np.ndarray"]:
+        """The arrays of a row, where it stands at `position` of the data."""
+
+    def padding(self, num_rows: int) -> dict[str, "np.ndarray"]:
+        """Rows of padding alone."""
+
+
+class ImageModel(Protocol):
+    """How a model of images takes them in: the sizes that encoders must have, and what a row consists of.
+
+    Attributes:
+      release_encoders: "package.module:Class" of the `titan.core.data.images.encoders.Encoders` of a release, made of
+        (folder, model, cache_folder=).
+      trial_encoders: the same of stand-ins that need no files, made of (model).
+      patch_pixels: pixels of a side of what becomes one token.
+      in_channels: elements of a latent token.
+      text_length: text tokens of an image, padding included.
+      text_dim: elements of the embedding of a text token.
+      pooled_dim: elements of the embedding of a whole caption.
+      images_per_row: the most images that are packed into one row.
+      guidance_embedding: whether the guidance scale is an input.
+    """
+
+    release_encoders: str
+    trial_encoders: str
+    patch_pixels: int
+    in_channels: int
+    text_length: int
+    text_dim: int
+    pooled_dim: int
+    images_per_row: int
+    guidance_embedding: bool
+
+    def image_length(self, sequence_length: int) -> int:
+        """Tokens of a row that are for images. ConfigError: none are."""
+
+    def rows(
+        self,
+        store: Any,
+        numbers: "np.ndarray",
+        sequence_length: int,
+        *,
+        seed: int,
+        caption_dropout: float,
+        guidance: float,
+    ) -> ImageRows:
+        """Rows of chosen images.
+
+        Args:
+          store: encoded images, a `titan.core.data.images.image_store.ImageStore`.
+          numbers: the chosen ones, in order.
+          sequence_length: tokens of a row.
+          seed: of noise, times and dropout.
+          caption_dropout: share of images that get the empty caption.
+          guidance: guidance scale, for a model with such an input.
+        """
+
+    def fill_prediction(
+        self, rows: Mapping[str, "np.ndarray"], row: int, caption: Any, grid: Sequence[int], guidance: float
+    ) -> None:
+        """Writes into a row of the prediction tensors all that does not change while an image is sampled.
+
+        Args:
+          rows: zeros, by the name of the tensor; [rows, ...].
+          row: the row to write.
+          caption: a `titan.core.data.images.encoders.EncodedCaption`.
+          grid: rows and columns of the image's patches.
+          guidance: guidance scale, for a model with such an input.
+        """
 
 
 class HfFormat(Protocol):

@@ -7,12 +7,13 @@ The op stays in the graph and is evaluated on each device.
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import _resolve_process_group
+
+from titan.parallel._compat import resolve_process_group
 
 
 @torch.library.custom_op("titan::axis_index", mutates_args=())
 def _axis_index(group_name: str) -> torch.Tensor:
-    return torch.tensor(dist.get_group_rank(_resolve_process_group(group_name), dist.get_rank()), dtype=torch.int32)
+    return torch.tensor(dist.get_group_rank(resolve_process_group(group_name), dist.get_rank()), dtype=torch.int32)
 
 
 @_axis_index.register_fake

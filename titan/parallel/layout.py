@@ -62,7 +62,7 @@ class TensorLayout:
         if len(self.placements) != len(mesh.axis_names):
             raise ValueError(f"{len(self.placements)} placements for the mesh {mesh}")
         axes: list[list[str]] = [[] for _ in self.shape]
-        for placement, name in zip(self.placements, mesh.axis_names):
+        for placement, name in zip(self.placements, mesh.axis_names, strict=True):
             if isinstance(placement, Shard):
                 if not 0 <= placement.dim < len(self.shape):
                     raise ValueError(f"axis {name} shards dim {placement.dim} of a tensor of shape {self.shape}")

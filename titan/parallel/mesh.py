@@ -31,7 +31,9 @@ class MeshSpec:
         if len(set(self.axis_names)) != len(self.axis_names):
             raise ValueError(f"mesh axis names must differ: {self.axis_names}")
         if any(size < 1 for size in self.axis_sizes):
-            raise ValueError(f"mesh axis sizes must be at least 1: {dict(zip(self.axis_names, self.axis_sizes))}")
+            raise ValueError(
+                f"mesh axis sizes must be at least 1: {dict(zip(self.axis_names, self.axis_sizes, strict=True))}"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -46,7 +48,7 @@ class MeshSpec:
 
     def without_trivial_axes(self) -> "MeshSpec":
         """This mesh less its axes of size 1."""
-        kept = [(name, size) for name, size in zip(self.axis_names, self.axis_sizes) if size > 1]
+        kept = [(name, size) for name, size in zip(self.axis_names, self.axis_sizes, strict=True) if size > 1]
         return MeshSpec(tuple(name for name, _ in kept), tuple(size for _, size in kept))
 
     def device_mesh(self, device_type: str) -> DeviceMesh:
@@ -62,7 +64,10 @@ class MeshSpec:
         return init_device_mesh(device_type, self.axis_sizes, mesh_dim_names=self.axis_names)
 
     def __str__(self) -> str:
-        return " x ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.axis_sizes)) or "one device"
+        return (
+            " x ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.axis_sizes, strict=True))
+            or "one device"
+        )
 
 
 @contextlib.contextmanager
@@ -84,8 +89,7 @@ def fake_world(spec: MeshSpec, rank: int = 0) -> Iterator[DeviceMesh | None]:
         return
     if dist.is_initialized():
         raise RuntimeError("capture needs a process without a process group; destroy the running one first")
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache as clear_dtensor_caches
-    from torch.testing._internal.distributed.fake_pg import FakeStore
+    from titan.parallel._compat import FakeStore, clear_dtensor_caches
 
     excepthook = sys.excepthook  # init_process_group replaces it by one that marks every later traceback with the rank
     try:

@@ -68,7 +68,10 @@ class ShardingPolicy:
 
 
 def fsdp_placements(
-    shape: tuple[int, ...], mesh: MeshSpec, policy: ShardingPolicy, plan: WeightPlan = WeightPlan()
+    shape: tuple[int, ...],
+    mesh: MeshSpec,
+    policy: ShardingPolicy,
+    plan: WeightPlan = WeightPlan(),  # noqa: B008 (frozen)
 ) -> tuple[Placement, ...]:
     """The placements of a stored weight: sharded on the first dim that the shard axes divide, else replicated.
 
@@ -133,7 +136,8 @@ class _ReadWeight(torch.autograd.Function):
             name for name in (*policy.shard_axes, *plan.partial, policy.replicate_axis) if name not in plan.shards
         ]
         placements = [
-            Partial() if name in summed else placement for name, placement in zip(mesh.mesh_dim_names, ctx.placements)
+            Partial() if name in summed else placement
+            for name, placement in zip(mesh.mesh_dim_names, ctx.placements, strict=True)
         ]
         if policy.reduce_dtype is not None:
             grad = grad.to(policy.reduce_dtype)
@@ -152,7 +156,7 @@ class _ReadWeight(torch.autograd.Function):
 
 
 def _num_data_devices(mesh: DeviceMesh, policy: ShardingPolicy) -> int:
-    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape))
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
     return math.prod(sizes.get(axis, 1) for axis in policy.data_axes)
 
 

@@ -206,7 +206,7 @@ def _deferred_replicas() -> None:
             rows = _rows(rank, dist.get_world_size())
             loss = _loss(model(_TOKENS[rows]), _TOKENS[rows])
             new = torch.autograd.grad(loss, list(weights.values()))
-            grads = [old + grad for old, grad in zip(grads, new)] if grads else list(new)
+            grads = [old + grad for old, grad in zip(grads, new, strict=True)] if grads else list(new)
     # The temperature is not sharded: along the shard axis its gradient is all-reduced at once.
     assert [name for name, weight in weights.items() if not any(p.is_shard() for p in weight.placements)] == [
         "temperature.weight"
@@ -217,7 +217,7 @@ def _deferred_replicas() -> None:
     with _Collectives() as collectives:
         reduced = [reduce_replicas(grad) for grad in grads]
     assert [call[0] for call in collectives.calls] == ["all_reduce"] * len(weights)
-    for (name, weight), grad in zip(weights.items(), reduced):
+    for (name, weight), grad in zip(weights.items(), reduced, strict=True):
         assert grad.placements == weight.placements
         torch.testing.assert_close(grad.full_tensor(), 3 * _reference()[1][name], rtol=1e-5, atol=1e-6)
         assert reduce_replicas(grad) is grad
@@ -265,14 +265,14 @@ def _two_shard_axes_are_one_of_their_product() -> None:
 
     # Along another dim than the first, communicated in another way.
     torch.manual_seed(0)
-    layer, input = nn.Linear(8, 5, bias=False), torch.randn(3, 8)
+    layer, inputs = nn.Linear(8, 5, bias=False), torch.randn(3, 8)
     upstream = torch.randn(3, 5)
-    layer(input).backward(upstream)
+    layer(inputs).backward(upstream)
     expected = {"weight": layer.weight.grad.clone() * dist.get_world_size()}
     layer.weight.grad = None
     sharded = simple_fsdp(layer, mesh, ShardingPolicy(shard_axes=("dp_shard", "cp")))
     assert sharded._parameters["weight"].placements == (Shard(1), Shard(1))
-    sharded(input).backward(upstream)
+    sharded(inputs).backward(upstream)
     _assert_grads(sharded, expected)
 
     with pytest.raises(ValueError, match="shard axes cp, dp_shard are not in the order of the mesh's, dp_shard, cp"):

@@ -68,8 +68,10 @@ class _FeatureBorder(_TokenBorder):
 
 @dataclasses.dataclass(frozen=True)
 class _VocabularyBorder(_TokenBorder):
-    """Attributes:
-    num_embeddings: rows of a device's slice of the table.
+    """An embedding whose table is split by rows over the axis.
+
+    Attributes:
+        num_embeddings: rows of a device's slice of the table.
     """
 
     num_embeddings: int

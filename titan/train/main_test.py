@@ -9,6 +9,8 @@ import pytest
 
 from titan.core.config.tree import leaves
 from titan.core.config.validate import ConfigError, LocalConfigError
+from titan.graph.passes.options import PassOptions
+from titan.graph.passes.registry import passes_for
 from titan.train import main
 from titan.train.config.compile import TpuConfig
 from titan.train.config.run import Config
@@ -147,11 +149,8 @@ def test_disabled_passes_are_left_out(workplace, first):
 
 
 def test_the_passes_are_those_that_the_flag_names():
-    from titan.train.build import graph_passes
-    from titan.train.runtime.xla import XlaRuntime
-
     (leaf,) = [leaf for leaf in leaves(Config()) if leaf.path == "tpu_config.disable_passes"]
-    assert leaf.choices == tuple(step.__name__ for step in (*graph_passes(Config()), *XlaRuntime.passes))
+    assert leaf.choices == tuple(step.__name__ for step in passes_for("xla", PassOptions()))
 
 
 def test_the_summary_says_what_the_run_came_to(first):

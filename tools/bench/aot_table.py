@@ -14,14 +14,12 @@ error is that of the tokens. A row that fails says why. The last line is `RESULT
 
 import argparse
 import dataclasses
-import importlib
 import json
 import pathlib
-import pkgutil
 from collections.abc import Iterable
 
-import titan.train.recipes
 from titan.graph.aot.report import Report
+from titan.train.recipes.registry import RECIPES
 from tools.bench.aot_run import AotRun, aot_run
 from tools.bench.published_mfu import PUBLISHED, Published
 
@@ -67,12 +65,7 @@ def relative_error(published: Published, report: Report) -> float:
 
 def all_pairs() -> list[tuple[str, str]]:
     """Each recipe with each slice of its `VARIANTS`."""
-    pairs = []
-    for module in pkgutil.iter_modules(titan.train.recipes.__path__):
-        if not module.name.endswith("_test"):
-            variants = getattr(importlib.import_module(f"titan.train.recipes.{module.name}"), "VARIANTS", {})
-            pairs += [(module.name, hardware) for hardware in variants]
-    return pairs
+    return [(name, hardware) for name, recipe in RECIPES.items() for hardware in recipe.variants]
 
 
 def cells(row: Row) -> list[str]:
@@ -155,6 +148,7 @@ def _names(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--rows", default="", help="recipe:slice or recipe, separated by commas; empty: every recipe on all its slices."

@@ -121,10 +121,10 @@ def _analysed(config: Config, hlo: str, code: str) -> tuple[float, float]:
     from titan.graph.aot.hlo import parse_hlo
     from titan.graph.aot.timing import Links, step_time
     from titan.parallel.mesh import MeshSpec
-    from titan.train.aot.command import splash_flops
+    from titan.train.aot.command import undeclared_flops
     from tools.bench.jax_llama3_scan import AXIS
 
-    tpu_slice, kernel_flops = config.tpu_slice, splash_flops(config)
+    tpu_slice, kernel_flops = config.tpu_slice, undeclared_flops(config)
     mesh, module = MeshSpec((AXIS,), (tpu_slice.num_devices,)), parse_hlo(code)
     links = Links(tpu_slice.hardware, tpu_slice.shape)
     time = step_time(module, find_collectives(module, mesh), links, {AXIS: mesh.num_devices}, kernel_flops)
@@ -179,6 +179,7 @@ def _text(name: str, side: Side) -> str:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", default=",".join(CASES), help="Recipes, separated by commas.")
     parser.add_argument("--flags", default="", help="More flags of the recipes, separated by blanks.")

@@ -97,6 +97,7 @@ def _text(mode: str, depth: int, run: AotRun) -> str:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = known_modes()
     parser.add_argument("--layers", default="2,8,32,126", help="Numbers of layers, separated by commas.")

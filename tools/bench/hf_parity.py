@@ -25,9 +25,10 @@ from typing import Any
 
 import numpy as np
 
+from titan.train.config.kernels import GroupedMatmulConfig
 from titan.train.config.run import Config
 from titan.train.loop.lr_schedule import learning_rate
-from titan.train.recipes import llama3_debug, qwen3_debug, qwen3_moe_debug
+from titan.train.recipes import qwen3_debug, qwen3_moe_debug
 from tools.bench.interleaved import WARMUP_ROUNDS, max_difference, medians, ratios, take_turns
 from tools.bench.titan_trainer import TitanTrainer, on_devices
 from tools.bench.worker import Contender, Worker, set_environment
@@ -45,11 +46,11 @@ def _scaled(recipe: Config, *, flags: Mapping[str, Any] | None = None, **sizes: 
 
 
 CASES = {
-    "llama": _scaled(llama3_debug.RECIPE, num_layers=14, ffn_dim=2048),
+    "llama": _scaled(Config(), num_layers=14, ffn_dim=2048),
     "qwen3": _scaled(qwen3_debug.RECIPE, num_layers=14, ffn_dim=2048),
     "qwen3_moe": _scaled(
         qwen3_moe_debug.RECIPE,
-        flags={"use_grouped_mm": True},
+        flags={"grouped_matmul": GroupedMatmulConfig(enable=True)},
         num_layers=8,
         num_experts=16,
         num_active_experts=4,
@@ -113,6 +114,7 @@ def measure(config: Config, num_steps: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", default=",".join(CASES), help="Families, separated by commas.")
     parser.add_argument("--steps", type=int, default=8, help="Timed steps of each contender, after two for warm-up.")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from titan.train.config.run import OptimizerConfig
+from titan.train.config.training import OptimizerConfig
 
 
 class HfTrainer:
@@ -16,7 +16,9 @@ class HfTrainer:
     """
 
     def __init__(self, folder: str, optimizer: OptimizerConfig, max_grad_norm: float, *, compiled: bool):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         folder: a folder that `AutoModelForCausalLM` reads.
         optimizer, max_grad_norm: of the run.
         compiled: whether the model is compiled, with Inductor; that happens in the first step.

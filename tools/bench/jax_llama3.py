@@ -188,7 +188,7 @@ def update(
         direction = (new_avg / correction1) / (jnp.sqrt(new_avg_sq / correction2) + h.epsilon)
         new_weight = weight - learning_rate * (direction + h.weight_decay * weight)
         new, old = (new_weight, new_avg, new_avg_sq), (weight, exp_avg, exp_avg_sq)
-        return tuple(jnp.where(finite, after, before) for after, before in zip(new, old))
+        return tuple(jnp.where(finite, after, before) for after, before in zip(new, old, strict=True))
 
     triples = jax.tree.map(one, state.params, grads, state.exp_avg, state.exp_avg_sq)
     params, exp_avg, exp_avg_sq = jax.tree.transpose(jax.tree.structure(grads), jax.tree.structure((0, 0, 0)), triples)

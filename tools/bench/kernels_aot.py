@@ -106,6 +106,7 @@ _HEADER = (
 
 
 def main() -> int:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--generations", default="v6e,tpu7x", help="TPU generations, separated by commas.")
     parser.add_argument("--kernels", default=",".join(KERNELS), help="Kernels, separated by commas.")

@@ -86,7 +86,7 @@ def _experts():
 def _loop(lhs, weight, sizes):
     import torch
 
-    return torch.cat([rows @ expert for rows, expert in zip(lhs.split(sizes.tolist()), weight.unbind())])
+    return torch.cat([rows @ expert for rows, expert in zip(lhs.split(sizes.tolist()), weight.unbind(), strict=True)])
 
 
 def _grouped_matmul(ours: bool):
@@ -162,6 +162,7 @@ def measure(name: str, rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="Timed rounds of each case, after one for warm-up.")
     parser.add_argument("--cases", default=",".join(CASES), help="Cases, separated by commas.")

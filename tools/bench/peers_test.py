@@ -55,8 +55,8 @@ def test_jax_and_torch_train_alike(weights, num_devices):
     jax_trainer = JaxTrainer(weights, batches[0], _HYPERPARAMETERS, num_devices)
     expected = [torch_trainer.step(batch, 0.01) for batch in batches]
     losses = [jax_trainer.step(batch, 0.01) for batch in batches]
-    # float32 over five steps: sums in another order, which differs between CPUs, gave 2.6e-6, and AdamW makes a step of any
-    # size of a gradient near zero.
+    # float32 over five steps: sums in another order, which differs between CPUs, gave 2.6e-6, and AdamW makes a step
+    # of any size of a gradient near zero.
     np.testing.assert_allclose(losses, expected, rtol=1e-5, atol=0)
     assert expected[0] != pytest.approx(expected[-1], abs=1e-2)
     assert int(jax_trainer.state.step) == len(batches) and int(jax_trainer.state.skipped) == 0

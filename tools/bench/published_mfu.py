@@ -35,10 +35,10 @@ PUBLISHED = {
         0.44, 5848.0, "64 chips, 16384 tokens, a sequence a device, float32 reductions, about 44%"
     ),
     ("muse_glimmer_30b", "tpu7x-4x4x8"): Published(0.434, None, "128 chips"),
-    # Stated is the time of a step, of which tokens are those of three pictures of 4096 tokens and texts of 512.
-    ("flux_dev", "v6e-2x4"): Published(None, 3 * 4608 / 2.78, "8 chips, three pictures a device, 2.78 s a step"),
-    # 20.76% and 19.4% MFU by a count of 202 TFLOPs a picture, where titan counts 223: hence the tokens.
-    ("flux_dev", "tpu7x-2x2x2"): Published(None, 6 * 4608 / 2.53, "8 chips, three pictures a device, 2.53 s a step"),
+    # Stated is the time of a step, of which tokens are those of three images of 4096 tokens and texts of 512.
+    ("flux_dev", "v6e-2x4"): Published(None, 3 * 4608 / 2.78, "8 chips, three images a device, 2.78 s a step"),
+    # 20.76% and 19.4% MFU by a count of 202 TFLOPs an image, where titan counts 223: hence the tokens.
+    ("flux_dev", "tpu7x-2x2x2"): Published(None, 6 * 4608 / 2.53, "8 chips, three images a device, 2.53 s a step"),
     ("flux_dev", "tpu7x-8x8x16"): Published(None, 6 * 4608 / 2.71, "1,024 chips, three a device, 2.71 s a step"),
 }
 """Recipe and slice to the published run of that model on as many chips."""

@@ -120,6 +120,7 @@ def _python(*arguments: str) -> str:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3, help="Imports, and starts with warm caches.")
     repeats = parser.parse_args().repeats

@@ -2,8 +2,8 @@
 
     ./bazelw run //tools/bench:step_parity
 
-All train the recipe llama3_debug from the same initial weights on the same batches of real text, each in a process of
-its own, in turns of one step in shuffled order. The last line is `RESULT {json}`:
+All train the small Llama 3 of the default configuration from the same initial weights on the same batches of real text,
+each in a process of its own, in turns of one step in shuffled order. The last line is `RESULT {json}`:
 
     vs_jax_w1, vs_jax_w4   titan's throughput / that of `jax_llama3.py`, on one device and with FSDP over four virtual
     vs_eager_w1            titan's throughput / that of PyTorch eager, on one device
@@ -23,7 +23,6 @@ import numpy as np
 
 from titan.train.config.run import Config
 from titan.train.loop.lr_schedule import learning_rate
-from titan.train.recipes.llama3_debug import RECIPE
 from tools.bench.interleaved import WARMUP_ROUNDS, Turns, max_difference, medians, ratios, take_turns
 from tools.bench.llama3_hyperparameters import llama3_hyperparameters
 from tools.bench.titan_trainer import TitanTrainer, on_devices
@@ -59,13 +58,13 @@ def _inputs(num_batches: int) -> tuple[dict[str, np.ndarray], list[Batch]]:
     """The recipe's initial weights and first batches."""
     from titan.train.inputs.data import open_data
 
-    config = on_devices(RECIPE, 1)
+    config = on_devices(Config(), 1)
     batches = open_data(config, process_index=0, process_count=1).train
     return TitanTrainer(config).parameters(), [next(batches) for _ in range(num_batches)]
 
 
 def _start_workers(weights: Mapping[str, np.ndarray], batch: Batch) -> dict[str, Worker]:
-    one, four = on_devices(RECIPE, 1), on_devices(RECIPE, _VIRTUAL_DEVICES)
+    one, four = on_devices(Config(), 1), on_devices(Config(), _VIRTUAL_DEVICES)
     return {
         "titan_w1": Worker(TitanTrainer, one),
         "jax_w1": Worker(_jax_trainer, one, weights, batch),
@@ -86,6 +85,7 @@ def result(turns: Turns) -> dict[str, float]:
 
 
 def main() -> None:
+    """Runs the program on the command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="Timed steps of each contender, after two for warm-up.")
     steps = parser.parse_args().steps
@@ -94,12 +94,12 @@ def main() -> None:
     set_environment()
     weights, batches = _inputs(steps + WARMUP_ROUNDS)
     rates = [
-        learning_rate(index, RECIPE.lr_schedule, RECIPE.optimizer, RECIPE.training.steps)
+        learning_rate(index, Config().lr_schedule, Config().optimizer, Config().training.steps)
         for index in range(len(batches))
     ]
     workers = _start_workers(weights, batches[0])
     try:
-        turns = take_turns(workers, list(zip(batches, rates)))
+        turns = take_turns(workers, list(zip(batches, rates, strict=True)))
     finally:
         for worker in workers.values():
             worker.close()

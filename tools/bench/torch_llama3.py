@@ -21,7 +21,9 @@ class TorchTrainer:
     """A model, its optimizer and how its loss is run."""
 
     def __init__(self, named: Mapping[str, np.ndarray], config: Config, *, compiled: bool):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         named: initial weights by fully qualified name.
         config: of the run; its `model.attention` is replaced by PyTorch's fused attention.
         compiled: whether the loss and its backward are compiled; that happens in the first step.

@@ -3,7 +3,7 @@
 titan_library: one target per file.
 titan_binary: a program, run as a module in the folder that `bazel run` was called from.
 titan_test: pytest.
-titan_package: a room's `__init__.py`, its version and its wheel.
+titan_package: a package's `__init__.py`, its version and its wheel.
 titan_moved: labels that targets had before, for a version.
 """
 
@@ -120,22 +120,24 @@ def titan_test(name, srcs, deps = [], data = [], args = [], size = "small", time
             **attributes
         )
 
-def titan_package(name, version, libraries, deps = [], srcs = ["__init__.py"], visibility = None):
-    """A room: a package with a version of its own, from which a wheel can be built.
+def titan_package(name, version, summary, libraries, deps = [], srcs = ["__init__.py"], scripts = {}, visibility = None):
+    """A package with a version of its own, from which a wheel can be built.
 
     Makes three targets:
-      name: the room's `__init__.py`, which each of its libraries reaches through deps.
-      package: everything in the room.
-      wheel: bazel-bin/titan/<room>/titan_<room>-<version>-py3-none-any.whl.
+      name: the package's `__init__.py`, which each of its libraries reaches through deps.
+      package: everything in the package.
+      wheel: bazel-bin/titan/<package>/titan_<package>-<version>-py3-none-any.whl.
 
     Args:
-      name: the room's name, which is its folder's too.
-      version: the room's version, by semantic versioning.
-      libraries: the room's libraries, by label; what they reach in the room counts
+      name: the package's name, which is its folder's too.
+      version: the package's version, by semantic versioning.
+      summary: one line on what it is, for the wheel's metadata.
+      libraries: the package's libraries, by label; what they reach in the package counts
         too, so only those that no other depends on have to be named.
       deps: the deps of the `__init__.py`.
       srcs: the `__init__.py`.
-      visibility: who may use the room's targets made here.
+      scripts: console scripts of the wheel: name to package.module:function.
+      visibility: who may use the package's targets made here.
     """
     distribution = "titan-" + (name if name != "titan" else "base")
     titan_library(
@@ -153,6 +155,8 @@ def titan_package(name, version, libraries, deps = [], srcs = ["__init__.py"], v
     wheel(
         name = "wheel",
         distribution = distribution,
+        scripts = scripts,
+        summary = summary,
         version = version,
         visibility = visibility,
         deps = [":package"],

@@ -1,8 +1,8 @@
-"""Builds a wheel from the libraries of one room.
+"""Builds a wheel from the libraries of one titan package.
 
 An aspect walks the deps and notes each file and each dependency that crosses the
-room's border, so the wheel's requirements are those that the BUILD files declare:
-a room is known by the tag that titan_package puts on it, a third-party package by
+package's boundary, so the wheel's requirements are those that the BUILD files declare:
+a titan package is known by the tag that titan_package puts on it, a third-party package by
 the tag that @pypi puts on it.
 """
 
@@ -12,7 +12,7 @@ _DISTRIBUTION = "titan-distribution="
 _SourcesInfo = provider(
     doc = "What a Python target and its deps are made of.",
     fields = {
-        "distributions": "depset of (package, 'name==version'): the rooms reached",
+        "distributions": "depset of (package, 'name==version'): the titan packages reached",
         "edges": "depset of (package, package or requirement): direct dependencies",
         "files": "depset of File: sources and data",
         "requirement": "the third-party requirement that this target stands for, or None",
@@ -79,14 +79,14 @@ def _wheel_impl(ctx):
         for package, used in info.edges.to_list():
             if not _is_within(package, room) or _is_within(used, room):
                 continue
-            if ">=" in used:
+            if "=" in used:
                 requirements[used] = None
                 continue
             owners = [other for other in rooms if _is_within(used, other)]
             if not owners:
                 fail("%s depends on //%s, which is in no titan_package" % (package, used))
 
-            # "titan" is the parent of every room: the longest name owns the package.
+            # "titan" is the parent of every titan package: the longest name owns the package.
             owner = sorted(owners, key = len)[-1]
             requirements[rooms[owner].replace("==", "~=")] = None
         for file in info.files.to_list():
@@ -101,7 +101,10 @@ def _wheel_impl(ctx):
     args.add("--distribution", ctx.attr.distribution)
     args.add("--version", ctx.attr.version)
     args.add("--output", wheel)
+    args.add("--summary", ctx.attr.summary)
+    args.add("--license", ctx.file._license)
     args.add_all(sorted(requirements.keys()), before_each = "--requires")
+    args.add_all(["%s = %s" % item for item in ctx.attr.scripts.items()], before_each = "--script")
     for file in files:
         args.add("--file")
         args.add(_path_in_repository(file))
@@ -109,7 +112,7 @@ def _wheel_impl(ctx):
     ctx.actions.run(
         executable = ctx.executable._writer,
         arguments = [args],
-        inputs = files.keys(),
+        inputs = files.keys() + [ctx.file._license],
         outputs = [wheel],
         mnemonic = "PyWheel",
         progress_message = "Writing wheel %s" % wheel.short_path,
@@ -122,7 +125,13 @@ wheel = rule(
     attrs = {
         "deps": attr.label_list(mandatory = True, aspects = [_sources_aspect]),
         "distribution": attr.string(mandatory = True, doc = "The name that pip knows the wheel by."),
+        "scripts": attr.string_dict(doc = "Console scripts: name to package.module:function."),
+        "summary": attr.string(mandatory = True, doc = "One line on what it is."),
         "version": attr.string(mandatory = True),
+        "_license": attr.label(
+            allow_single_file = True,
+            default = "//:LICENSE",
+        ),
         "_writer": attr.label(
             default = "//tools/python:write_wheel",
             executable = True,

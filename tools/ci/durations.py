@@ -36,7 +36,7 @@ class Duration:
 
 
 def workload_seconds(repeats: int = 5) -> float:
-    """CPU seconds of a fixed piece of work, the least of several tries: an interpreter's mix of calls, dicts and text."""
+    """CPU seconds of a fixed piece of work, the least of several tries: calls, dicts and text of an interpreter."""
     return min(_work() for _ in range(repeats))
 
 
@@ -51,7 +51,7 @@ def _work() -> float:
 
 
 def slowness(seconds: float) -> float:
-    """How many times as long as a fast machine this one needs, of what it took for the fixed piece of work; at least 1."""
+    """How many times as long as a fast machine this one needs, by what it took for the fixed work; at least 1."""
     return max(1.0, seconds / _FAST_WORKLOAD_SECONDS)
 
 
@@ -70,8 +70,8 @@ def table(durations: list[Duration], times: float, rows: int = 15) -> list[str]:
     lines.append(f"{sum(each.seconds for each in durations):8.1f} {cpu_seconds:8.1f} all {len(durations)} targets")
     lines.append(
         f"This machine needs {times:.2f} times as long as a fast one; a target fails above "
-        f"{LIMIT_SECONDS:.0f} x {times:.2f} x {MARGIN} = {LIMIT_SECONDS * times * MARGIN:.0f} seconds, both by the clock "
-        "and of CPU time."
+        f"{LIMIT_SECONDS:.0f} x {times:.2f} x {MARGIN} = {LIMIT_SECONDS * times * MARGIN:.0f} seconds, both by the "
+        "clock and of CPU time."
     )
     return lines
 

@@ -1,4 +1,4 @@
-"""Compares the imports of Python files with the deps that their BUILD files declare, which Bazel does not do for Python."""
+"""Compares imports with the deps that BUILD files declare, which Bazel does not do for Python."""
 
 import collections
 import dataclasses

@@ -9,7 +9,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterator
 
-ROOMS = ("core", "parallel", "kernels", "models", "float8", "graph", "train")
+PACKAGES = ("core", "parallel", "kernels", "models", "float8", "graph", "train")
 _RULES = ("titan_library", "titan_binary", "titan_test", "titan_package", "py_binary", "py_library", "py_test")
 
 
@@ -102,6 +102,7 @@ def parse_build_file(text: str, package: str, folder: pathlib.Path) -> list[Targ
     functions = {name: (lambda *args, **kwargs: None) for name in called}
     functions["glob"] = lambda include, exclude=(), **kwargs: _glob(folder, include, exclude)
     functions["select"] = lambda branches: [value for branch in branches.values() for value in branch]
+    functions["load"] = lambda label, *names: functions.update(_constants(label, package, folder, names))
     defaults: dict = {}
     functions["package"] = defaults.update
     for rule in _RULES:
@@ -128,6 +129,18 @@ def parse_build_file(text: str, package: str, folder: pathlib.Path) -> list[Targ
             libraries = [absolute_label(label, package) for label in attributes["libraries"]]
             targets.append(Target(f"//{package}:package", rule, (), (f"//{package}:{name}", *libraries), False))
     return targets
+
+
+def _constants(label: str, package: str, folder: pathlib.Path, names: tuple[str, ...]) -> dict:
+    """What a BUILD file loads of a file of constants; nothing of files with rules."""
+    where, _, file = label.rpartition(":")
+    where = where.removeprefix("//") or package
+    if label.startswith("@") or where.startswith("tools/build_defs"):
+        return {}
+    root = folder.joinpath(*[".."] * len(package.split("/")))
+    namespace: dict = {}
+    exec((root / where / file).read_text(), namespace)
+    return {name: namespace[name] for name in names}
 
 
 def absolute_label(label: str, package: str) -> str:

@@ -50,7 +50,8 @@ titan_library(name = "c", srcs = ["c.py"])
 """
     targets = workspace.parse_build_file(build, "titan/x", tmp_path)
     files = ["titan/x/a.py", "titan/x/b.py", "titan/x/c.py"]
-    text = "import os, absl.flags, torch\nfrom titan.x.b import f\ndef g():\n  from titan.x import c, b\n  import titan.x.d\n"
+    text = "import os, absl.flags, torch\nfrom titan.x.b import f\n"
+    text += "def g():\n  from titan.x import c, b\n  import titan.x.d\n"
     found = undeclared_imports(targets, files, workspace.imports_of(files[0], text))
     assert [str(undeclared) for undeclared in found] == [
         "titan/x/a.py:1: imports torch: add @pypi//:torch to the deps of //titan/x:a",
@@ -59,11 +60,11 @@ titan_library(name = "c", srcs = ["c.py"])
     ]
 
 
-def test_each_library_is_in_its_rooms_package():
+def test_each_library_is_in_its_packages_package():
     _, _, targets = _root_files_targets()
     by_label = {target.label: target for target in targets}
-    for room in workspace.ROOMS:
-        reached, waiting = set(), [f"//titan/{room}:package"]
+    for package in workspace.PACKAGES:
+        reached, waiting = set(), [f"//titan/{package}:package"]
         while waiting:
             label = waiting.pop()
             if label not in reached and label in by_label:
@@ -72,9 +73,9 @@ def test_each_library_is_in_its_rooms_package():
         libraries = {
             target.label
             for target in targets
-            if target.label.startswith((f"//titan/{room}:", f"//titan/{room}/"))
+            if target.label.startswith((f"//titan/{package}:", f"//titan/{package}/"))
             and target.rule == "titan_library"
             and not target.testonly
         }
         missing = libraries - reached
-        assert not missing, f"add to `libraries` in titan/{room}/BUILD.bazel:" + _lines(missing)
+        assert not missing, f"add to `libraries` in titan/{package}/BUILD.bazel:" + _lines(missing)

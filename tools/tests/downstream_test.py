@@ -1,4 +1,4 @@
-"""Builds and tests a second workspace that depends on //titan/parallel:simple_fsdp or on one kernel, and on no more."""
+"""Builds and tests a second workspace: one that uses single targets of titan, and `examples/extension`."""
 
 import os
 import pathlib
@@ -11,25 +11,6 @@ import pytest
 from tools.repository import workspace
 
 _FILES = {
-    "WORKSPACE": """\
-workspace(name = "app")
-
-local_repository(name = "titan", path = "{titan}")
-
-load("@titan//tools/build_defs:deps.bzl", "titan_dependencies")
-
-titan_dependencies()
-""",
-    "WORKSPACE.bzlmod": "",
-    "MODULE.bazel": """\
-module(name = "app")
-
-bazel_dep(name = "rules_python", version = "1.5.1")
-bazel_dep(name = "titan", version = "0.2.0")
-local_path_override(module_name = "titan", path = "{titan}")
-
-register_toolchains("@titan//third_party/pypi:toolchain")
-""",
     ".bazelrc": """\
 startup --host_jvm_args=-Xmx512m
 build --nosandbox_debug
@@ -104,10 +85,15 @@ def _bazel():
 def app(tmp_path):
     """A workspace, and a function that runs Bazel in it with an output base of its own."""
     folder = tmp_path / "app"
+    shutil.copytree(workspace.source_root() / "examples" / "extension", folder)
+    for name in ("WORKSPACE", "MODULE.bazel"):
+        text = (folder / name).read_text()
+        assert text.count('path = "../.."') == 1
+        (folder / name).write_text(text.replace("../..", str(workspace.source_root())))
     for name, text in _FILES.items():
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.replace("{titan}", str(workspace.source_root())))
+        file.write_text(text)
     bazel = _bazel()
     # The packages that this test runs on are used as they are: nothing is installed.
     # Bazel takes TEST_TMPDIR and the variables of runfiles for its own when nested.
@@ -130,7 +116,7 @@ def app(tmp_path):
     subprocess.run(["chmod", "-R", "u+w", pathlib.Path(tmp_path)], check=False)
 
 
-def test_a_workspace_that_depends_on_single_targets(app):
+def test_single_targets_and_a_family_op_kernel_pass_and_recipe_from_outside(app):
     result = app(
         "test",
         "--jobs=1",
@@ -140,4 +126,4 @@ def test_a_workspace_that_depends_on_single_targets(app):
         "//...",
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "3 tests pass" in result.stdout + result.stderr
+    assert "4 tests pass" in result.stdout + result.stderr

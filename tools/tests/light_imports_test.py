@@ -25,9 +25,9 @@ def _import(modules, *, without):
     )
 
 
-def _modules_of(room):
-    folder = pathlib.Path(titan.__file__).parent / room
-    names = [module.name for module in pkgutil.walk_packages([str(folder)], f"titan.{room}.")]
+def _modules_of(package):
+    folder = pathlib.Path(titan.__file__).parent / package
+    names = [module.name for module in pkgutil.walk_packages([str(folder)], f"titan.{package}.")]
     return [name for name in names if not name.endswith(("_test", "conftest"))]
 
 

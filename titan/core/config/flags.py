@@ -16,7 +16,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 from absl import flags
@@ -42,7 +42,12 @@ NO_VARIANT = "none"
 
 
 def parse(
-    argv: Sequence[str], default: Config, *, variants: Mapping[str, Config] | None = None, variant_flag: str = ""
+    argv: Sequence[str],
+    default: Config,
+    *,
+    variants: Mapping[str, Config] | None = None,
+    variant_flag: str = "",
+    fit: Callable[[Config, Set[str]], tuple[Config, Sequence[str]]] | None = None,
 ) -> Config:
     """The validated configuration that a command line asks for: a base, with the given flags.
 
@@ -56,6 +61,8 @@ def parse(
       variants: other bases of the same type, by name.
       variant_flag: a flag whose value chooses the variant of that name, if there is one and `--variant` is not given; a
         line on standard error says so. Given both, they must name the same.
+      fit: fits what the command line leaves at its default to what it sets: from the configuration and the paths of the
+        leaves that are given to the configuration to use and lines that say what was changed.
 
     Raises:
       ConfigError: a bad flag or an invalid configuration.
@@ -76,6 +83,10 @@ def parse(
             min(absent), "the configuration in --config_file has no such field", "leave out one of the two"
         )
     config = replace_leaves(base, overrides)
+    if fit is not None:
+        config, lines = fit(config, overrides.keys())
+        for line in lines:
+            print(line, file=sys.stderr)
     validate(config)
     if values["print_config"].value:
         print(to_text(config), end="")
@@ -194,10 +205,28 @@ def _read(values: flags.FlagValues, argv: Sequence[str], default: Any) -> None:
 
 
 def _spelled_out(argv: Sequence[str], default: Any) -> list[str]:
-    """The command line with `--section` and `--nosection` written as `--section.enable` and its opposite."""
+    """The command line in today's full names of leaves.
+
+    `--section` and `--nosection` are written as `--section.enable` and its opposite, and a leaf that was renamed by its
+    new name, of which a line on standard error tells.
+    """
     switches = [name for name, section in _sections(default) if isinstance(getattr(section, "enable", None), bool)]
     spelled = {f"--{no}{name}": f"--{no}{name}.enable" for name in switches for no in ("", "no")}
-    return [spelled.get(argument, argument) for argument in argv]
+    return [new for argument in argv for new in _renamed(spelled.get(argument, argument), default)]
+
+
+def _renamed(argument: str, default: Any) -> list[str]:
+    flag, is_joined, value = argument.partition("=")
+    renamed = getattr(default, "renamed_leaves", {})
+    is_off = flag.startswith("--no") and flag[4:] in renamed
+    old = flag[4:] if is_off else flag.removeprefix("--")
+    if not flag.startswith("--") or old not in renamed:
+        return [argument]
+    is_off = is_off or value.lower() in ("false", "0")
+    names = renamed[old][-1:] if is_off else renamed[old]
+    print(f"--{old} is now {' '.join(f'--{name}' for name in names)}; the old name goes with 0.3", file=sys.stderr)
+    no = "no" if flag.startswith("--no") and flag[4:] in renamed else ""
+    return [f"--{no}{name}{is_joined}{value}" for name in names]
 
 
 def _suggestion(unknown: str, names: list[str]) -> str:

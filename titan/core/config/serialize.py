@@ -3,10 +3,13 @@
 import dataclasses
 import json
 import os
+import pathlib
 from typing import Any, TypeVar
 
-from titan.core.config.tree import field_types, is_node, node_types
+from titan.core.config.tree import field_types, is_node, node_types, open_registry
 from titan.core.config.validate import ConfigError
+from titan.core.files import write_atomically
+from titan.core.registry import Registry
 
 Tree = TypeVar("Tree")
 
@@ -40,6 +43,9 @@ def from_json(text: str, config_type: type[Tree], *, source: str = "the text", f
         plain = json.loads(text)
     except ValueError as error:
         raise ConfigError(flag, f"{source} is not JSON ({error})", "give a config.json as a run writes it") from None
+    if isinstance(plain, dict):
+        for old, new in getattr(config_type, "renamed_leaves", {}).items():
+            _rename(plain, old, new)
     return _from_plain(plain, config_type, "", _Source(source, flag))
 
 
@@ -57,11 +63,7 @@ def save(config: Any, folder: str) -> None:
     """Writes `config.json` (for `--config_file`) and `config.txt` (`to_text`) into a folder, making it if need be."""
     os.makedirs(folder, exist_ok=True)
     for name, text in (("config.json", to_json(config)), ("config.txt", to_text(config))):
-        path = os.path.join(folder, name)
-        partial = f"{path}.{os.getpid()}.partial"
-        with open(partial, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(partial, path)  # a reader sees the old file or the new one, never half of it
+        write_atomically(pathlib.Path(folder, name), text.encode())
 
 
 def _to_plain(node: Any) -> dict[str, Any]:
@@ -69,10 +71,29 @@ def _to_plain(node: Any) -> dict[str, Any]:
     for field in dataclasses.fields(node):
         value, annotation = getattr(node, field.name), field_types(type(node))[field.name]
         if is_node(value):
-            type_name = {} if node_types(annotation) == (type(value),) else {_TYPE_KEY: type(value).__name__}
+            is_open = open_registry(annotation) is not None
+            type_name = {_TYPE_KEY: type(value).__name__} if is_open or node_types(annotation) != (type(value),) else {}
             value = type_name | _to_plain(value)
         plain[field.name] = value
     return plain
+
+
+def _rename(plain: dict[str, Any], old: str, new: tuple[str, ...]) -> None:
+    """Moves a leaf that was saved under an old name to the new ones; where it is off, to the last of them."""
+    *sections, name = old.split(".")
+    parent: Any = plain
+    for section in sections:
+        parent = parent.get(section, {}) if isinstance(parent, dict) else {}
+    if not isinstance(parent, dict) or name not in parent:
+        return
+    value = parent.pop(name)
+    for path in new if value else new[-1:]:
+        *sections, leaf = path.split(".")
+        node = plain
+        for section in sections:
+            node = node.setdefault(section, {})
+        if value or leaf not in node:
+            node[leaf] = value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +131,23 @@ def _from_plain(plain: Any, node_type: type[Tree], path: str, source: _Source) -
     return node_type(**values)
 
 
+def _open_node_from_plain(value: Any, registry: Registry[type], path: str, source: _Source) -> Any:
+    if not isinstance(value, dict) or not isinstance(value.get(_TYPE_KEY), str):
+        raise source.error(f"{path} does not say its {_TYPE_KEY!r}", f"give one of {', '.join(registry)}")
+    name = value[_TYPE_KEY]
+    if name not in registry:
+        raise source.error(
+            f"{path} is a {name!r}, which is not registered",
+            f"load the plugin that has it (--plugins=...), or give one of {', '.join(registry)}",
+        )
+    fields = {key: item for key, item in value.items() if key != _TYPE_KEY}
+    return _from_plain(fields, registry[name], path, source)
+
+
 def _value_from_plain(value: Any, annotation: Any, path: str, source: _Source) -> Any:
+    registry = open_registry(annotation)
+    if registry is not None:
+        return _open_node_from_plain(value, registry, path, source)
     alternatives = node_types(annotation)
     if alternatives:
         if value is None and alternatives != (annotation,):

@@ -8,8 +8,10 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, TypeVar
+
+from titan.core.registry import Registry
 
 LEAF_TYPES = (bool, int, float, str, tuple[int, ...], tuple[str, ...])
 """The types that a leaf may have."""
@@ -21,7 +23,7 @@ def option(
     default: Any,
     help: str,  # noqa: A002 (the name that argparse and absl use)
     *,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] | None = None,
     minimum: float | None = None,
     maximum: float | None = None,
 ) -> Any:
@@ -30,19 +32,33 @@ def option(
     Args:
       default: the value when no flag sets it; a nested dataclass or a tuple may be given as it is: both are immutable.
       help: one or two sentences shown by `--helpfull`, with the unit and what an empty or zero value means.
-      choices: the admitted strings, for a leaf of type str (or for each element of a tuple of str).
+      choices: the admitted strings, for a leaf of type str (or for each element of a tuple of str); or a function that
+        gives them, for names that plugins may add to.
       minimum: the smallest admitted number.
       maximum: the largest admitted number.
 
     Raises:
       TypeError: a choice is no string.
     """
-    if not all(isinstance(choice, str) for choice in choices or ()):
+    if not callable(choices) and not all(isinstance(choice, str) for choice in choices or ()):
         raise TypeError(f"choices of an option are strings, not {choices}: numbers have minimum and maximum")
     metadata = {"help": help, "choices": choices, "minimum": minimum, "maximum": maximum}
     if dataclasses.is_dataclass(default):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+class OpenNode:
+    """Base of nodes that come in many classes, of which more may be registered from outside.
+
+    A class that derives from it directly is the annotation of a field (`model: ModelConfig`); the field takes an
+    instance of any class in its registry.
+
+    Attributes:
+      registry: class by the name under which a configuration file has it.
+    """
+
+    registry: ClassVar[Registry[type]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +93,19 @@ def field_types(node_type: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(node_type)}
 
 
+def open_registry(annotation: Any) -> Registry[type] | None:
+    """The registry of the classes that a field takes, if its annotation is a base of open nodes; else None."""
+    return annotation.registry if isinstance(annotation, type) and OpenNode in annotation.__bases__ else None
+
+
 def node_types(annotation: Any) -> tuple[type, ...]:
-    """The dataclasses among the alternatives of an annotation: `A | B | None` gives (A, B); a leaf's type gives ()."""
+    """The dataclasses among the alternatives of an annotation: `A | B | None` gives (A, B); a leaf's type gives ().
+
+    Of an open node these are all classes that are registered.
+    """
+    registry = open_registry(annotation)
+    if registry is not None:
+        return tuple(node_type for _, node_type in registry.items())
     is_union = typing.get_origin(annotation) in (types.UnionType, typing.Union)
     alternatives = typing.get_args(annotation) if is_union else (annotation,)
     return tuple(item for item in alternatives if isinstance(item, type) and dataclasses.is_dataclass(item))
@@ -102,7 +129,9 @@ def leaves(tree: Any, prefix: str = "") -> Iterator[Leaf]:
         elif value is None and node_types(annotation):
             continue  # an optional node that is absent has no leaves
         elif annotation in LEAF_TYPES and "help" in field.metadata:
-            yield Leaf(path, annotation, value, **field.metadata)
+            choices = field.metadata["choices"]
+            own = {"choices": choices()} if callable(choices) else {}
+            yield Leaf(path, annotation, value, **{**field.metadata, **own})
         else:
             raise TypeError(
                 f"{type(tree).__qualname__}.{field.name}: a leaf of a configuration tree is declared with option() "

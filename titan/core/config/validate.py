@@ -31,7 +31,7 @@ class ConfigError(Exception):
 
 
 class LocalConfigError(ConfigError):
-    """A mistake that one process of several came upon and has to report, as a broken picture in its share."""
+    """A mistake that one process of several came upon and has to report, as a broken image in its share."""
 
 
 def validate(config: Any) -> None:

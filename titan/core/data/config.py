@@ -1,6 +1,7 @@
 """Flags of the training text and of its tokenizer. Imports nothing heavy: flags are parsed before grain is needed."""
 
 import dataclasses
+from typing import ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError, check_exists, check_writable_folder
@@ -10,6 +11,7 @@ from titan.core.config.validate import ConfigError, check_exists, check_writable
 class DataConfig:
     """Where documents come from, which of them are held out, and in which order they are read."""
 
+    kind: ClassVar[str] = "documents"
     path: str = option(
         "",
         "Text, JSONL (.jsonl, .ndjson) or Parquet file, or a folder of them. "

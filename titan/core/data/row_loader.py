@@ -41,7 +41,9 @@ class RowLoader(Iterator[Arrays]):
         process_index: int = 0,
         process_count: int = 1,
     ):
-        """Args:
+        """Initializes the instance.
+
+        Args:
           num_rows: rows in an epoch or pass.
           make_row: (row, position) to the arrays of a row, a function of these numbers alone; threads call it. The
             position counts the rows of all epochs, so that a row may be another at each of its positions.
@@ -100,6 +102,8 @@ class RowLoader(Iterator[Arrays]):
         try:
             saved = json.loads(state)
             next_row, split, identity = int(saved["next_row"]), saved["split"], dict(saved["identity"])
+            if "model.pictures_per_row" in identity:  # the flag's name before version 0.2
+                identity["model.images_per_row"] = identity.pop("model.pictures_per_row")
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"not a state of a loader: {state[:80]!r}") from error
         if split != self._split:

@@ -100,13 +100,13 @@ def usage(buffers: Iterable[tuple[str, LiveBuffer]], num_points: int) -> dict[st
         change[kind][one.first] += one.bytes
         change[kind][one.last + 1] -= one.bytes
     live = [list(itertools.accumulate(change[kind][:num_steps])) for kind in kinds]
-    totals = [sum(column) for column in zip(*live)]
+    totals = [sum(column) for column in zip(*live, strict=True)]
     length = -(-num_steps // num_points) or 1
     highest = [
         max(range(start, min(start + length, num_steps)), key=totals.__getitem__)
         for start in range(0, num_steps, length)
     ]
-    return {kind: tuple(series[step] for step in highest) for kind, series in zip(kinds, live)}
+    return {kind: tuple(series[step] for step in highest) for kind, series in zip(kinds, live, strict=True)}
 
 
 def _values(assignment: str, space: int) -> list[tuple[str, int, str]]:

@@ -132,7 +132,11 @@ def _bytes(module: HloModule, computation: str, instruction: Instruction, kind: 
 def _axes(instruction: Instruction, mesh: MeshSpec) -> str:
     """The mesh axes along which the members of the first group differ."""
     coordinates = [_coordinates(device, mesh) for device in _first_group(instruction, mesh.num_devices)]
-    names = [name for name, values in zip(mesh.axis_names, zip(*coordinates)) if len(set(values)) > 1]
+    names = [
+        name
+        for name, values in zip(mesh.axis_names, zip(*coordinates, strict=True), strict=True)
+        if len(set(values)) > 1
+    ]
     return " x ".join(names) or "none"
 
 

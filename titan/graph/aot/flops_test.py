@@ -43,9 +43,9 @@ def test_batched_products_count_as_their_maths(equation, shapes, multiply_adds):
 @pytest.mark.parametrize(
     "options",
     [
-        dict(window_strides=(1, 1), padding=((1, 2), (0, 3))),
-        dict(window_strides=(2, 3), padding=((2, 2), (1, 1)), rhs_dilation=(2, 1)),
-        dict(window_strides=(2, 1), padding=((3, 1), (2, 2)), lhs_dilation=(3, 2)),
+        {"window_strides": (1, 1), "padding": ((1, 2), (0, 3))},
+        {"window_strides": (2, 3), "padding": ((2, 2), (1, 1)), "rhs_dilation": (2, 1)},
+        {"window_strides": (2, 1), "padding": ((3, 1), (2, 2)), "lhs_dilation": (3, 2)},
     ],
 )
 def test_a_window_counts_where_it_meets_the_input(options):

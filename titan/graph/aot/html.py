@@ -123,7 +123,7 @@ def _area(timeline: Mapping[str, Sequence[int]], always: int, capacity: int) -> 
     if not num_points:
         return "<p>not known</p>"
     height, top = 240, 20
-    totals = [always + sum(column) for column in zip(*timeline.values())]
+    totals = [always + sum(column) for column in zip(*timeline.values(), strict=True)]
     extent = _extent(max(totals), capacity)
     scale = (height - top) / extent
     step = (_WIDTH - 20) / max(num_points - 1, 1)
@@ -134,7 +134,7 @@ def _area(timeline: Mapping[str, Sequence[int]], always: int, capacity: int) -> 
     base = [0] * num_points
     shapes = []
     for name, series in (("parameters", [always] * num_points), *timeline.items()):
-        ceiling = [low + size for low, size in zip(base, series)]
+        ceiling = [low + size for low, size in zip(base, series, strict=True)]
         points = [f"{index * step:.1f},{y(size):.1f}" for index, size in enumerate(ceiling)]
         points += [f"{index * step:.1f},{y(base[index]):.1f}" for index in reversed(range(num_points))]
         shapes.append(f'<polygon points="{" ".join(points)}" fill="{_COLOURS[name]}"/>')
@@ -199,7 +199,7 @@ def _rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         return f"<{tag}{attribute}>{html.escape(value)}</{tag}>"
 
     lines = ["".join(cell("th", name, name) for name in head)]
-    lines += ["".join(cell("td", name, value) for name, value in zip(head, row)) for row in rows]
+    lines += ["".join(cell("td", name, value) for name, value in zip(head, row, strict=True)) for row in rows]
     return "<table>" + "".join(f"<tr>{line}</tr>" for line in lines) + "</table>"
 
 

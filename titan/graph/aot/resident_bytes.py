@@ -57,7 +57,7 @@ def calls_of(executable: SplitExecutable) -> list[Calls]:
     """
     numbers: collections.Counter[Signature] = collections.Counter()
     most: dict[Signature, Held] = {}
-    for piece, signature, beside in zip(executable.split.pieces, executable.signatures, held(executable)):
+    for piece, signature, beside in zip(executable.split.pieces, executable.signatures, held(executable), strict=True):
         numbers[signature] += piece.num_turns if isinstance(piece, Loop) else 1
         most[signature] = max(most.get(signature, beside), beside, key=lambda one: one.beside)
     programs = executable.programs
@@ -75,13 +75,15 @@ def held(executable: SplitExecutable) -> list[Held]:
     between: dict[str, int] = {}
     on_host: dict[str, int] = {}
     found = []
-    for piece, unread in zip(split.pieces, last_reads(split)):
+    for piece, unread in zip(split.pieces, last_reads(split), strict=True):
         fetched = 0
         if isinstance(piece, Loop):
             sizes = {name: device_bytes(programs.form(name), executable) for name in (*piece.stacks, *piece.stacked)}
             fetched = sum(sizes[name] for name in piece.stacks if name in split.by_turn)
             on_host |= {
-                name: sizes[name] * piece.num_turns for name, zeros in zip(piece.stacked, piece.zeros) if not zeros
+                name: sizes[name] * piece.num_turns
+                for name, zeros in zip(piece.stacked, piece.zeros, strict=True)
+                if not zeros
             }
         arguments = _sum({**inputs, **between}, set(piece.inputs))
         ahead = fetched if isinstance(piece, Loop) and piece.num_turns > 1 else 0

@@ -127,4 +127,6 @@ def size_text(num_bytes: int) -> str:
 def _table(rows: Iterable[Sequence[str]]) -> list[str]:
     rows = list(rows)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))] if rows else []
-    return ["    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    return [
+        "    " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -69,7 +69,7 @@ class Links:
     def bytes_per_second(self) -> float:
         """That one device receives at most."""
         wraps = self.hardware.wraps(self.shape)
-        links = sum(2 if wrap else 1 for size, wrap in zip(self.shape, wraps) if size > 1)
+        links = sum(2 if wrap else 1 for size, wrap in zip(self.shape, wraps, strict=True) if size > 1)
         return max(links, 1) * self.hardware.ici_link_bytes_per_second / self.hardware.devices_per_chip
 
     def seconds(self, collective: Collective, axis_sizes: Mapping[str, int]) -> float:

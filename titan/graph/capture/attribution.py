@@ -10,11 +10,17 @@ from typing import Any
 import torch
 import torch.fx
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx import traceback as fx_traceback
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from titan.graph._compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    current_autograd_node,
+    is_in_backward,
+    next_sequence_number,
+)
 from titan.graph.ir.dialect import DialectError, location, op_name
 from titan.graph.ir.region import current_region
 
@@ -35,7 +41,9 @@ class Attribution(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, module: nn.Module, loss_module: str):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         module: the model, whose submodules' names are the labels. A submodule with the attribute `is_anonymous` is left
           out of the names of those within it.
         loss_module: name of the submodule whose ops are of the region `loss`; empty where there is none.
@@ -84,15 +92,14 @@ class Attribution(TorchDispatchMode):
 
     def label(self) -> dict[str, Any]:
         """The label of an op that is traced now."""
-        node = torch._C._current_autograd_node()
-        in_backward = node is not None or torch._C._current_graph_task_id() != -1
+        node, in_backward = current_autograd_node(), is_in_backward()
         in_loss = bool(self._loss_module) and self._loss_module in self._stack
         return {
             "region": "backward" if in_backward else "loss" if in_loss else current_region(),
             "module_fqn": self._stack[-1] if self._stack else "",
             "source": "" if in_backward else _source_line(),
             # The number of the autograd node that this op differentiates, or that differentiates this op.
-            "sequence": torch.autograd._get_sequence_nr() - 1 if node is None else node._sequence_nr(),
+            "sequence": next_sequence_number() - 1 if node is None else node._sequence_nr(),
             "is_backward": in_backward,
         }
 

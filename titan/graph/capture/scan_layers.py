@@ -68,7 +68,7 @@ def scan_layers(
         return carry
 
     def turn(carry: Tensors, weights: Tensors, shared: Tensors) -> Tensors:
-        results = body(carry, dict(zip(stacks, weights)), shared)
+        results = body(carry, dict(zip(stacks, weights, strict=True)), shared)
         for before, after in zip(carry, results, strict=True):
             if before.shape != after.shape or before.dtype != after.dtype:
                 raise ValueError(
@@ -144,7 +144,7 @@ class _ScanLayers(torch.autograd.Function):
 
 def _weights_of(layers: _Layers, flat: Sequence[torch.Tensor]) -> tuple[Tensors, Tensors, Tensors]:
     carry, pieces, shared = layers.split(flat)
-    return carry, tuple(leaf(piece) for leaf, piece in zip(layers.leaves, pieces)), shared
+    return carry, tuple(leaf(piece) for leaf, piece in zip(layers.leaves, pieces, strict=True)), shared
 
 
 def _forward_and_backward(
@@ -248,7 +248,7 @@ def _emit(
     values = [node.meta["val"] for node in body.graph.output_node().args[0]]
     with disable_proxy_modes_tracing():
         shapes = [value.shape if i < len(init) else (len(stacks[0]), *value.shape) for i, value in enumerate(values)]
-        outputs = [torch.empty(shape, dtype=value.dtype) for shape, value in zip(shapes, values)]
+        outputs = [torch.empty(shape, dtype=value.dtype) for shape, value in zip(shapes, values, strict=True)]
     with fx_traceback.annotate(current_attribution().label()):
         proxy = tracer.create_proxy("call_function", torch.ops.higher_order.scan, arguments, {}, name="scan")
         if loop:

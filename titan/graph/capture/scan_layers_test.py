@@ -48,7 +48,7 @@ def _step(state: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.T
     leaves = {name: tensor.detach().requires_grad_() for name, tensor in state.items()}
     y, count = model(**leaves)
     grads = torch.autograd.grad((y * y).sum(), list(leaves.values()))
-    return {**{f"grad_{name}": grad for name, grad in zip(leaves, grads)}, "y": y.detach(), "count": count}
+    return {**{f"grad_{name}": grad for name, grad in zip(leaves, grads, strict=True)}, "y": y.detach(), "count": count}
 
 
 def _captured() -> StepGraph:
@@ -108,7 +108,7 @@ def test_nothing_is_stacked_without_gradients() -> None:
     layouts = {name: TensorLayout(shape, torch.float32) for name, shape in _SHAPES.items()}
 
     def call(state, batch):
-        return {}, dict(zip(("y", "count"), model(**state)))
+        return {}, dict(zip(("y", "count"), model(**state), strict=True))
 
     graph = capture(lambda mesh: StepFunction(call, model), layouts, {}, ONE)
     (scan,) = graph.module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.fx
 
-from titan.graph.ir.dialect import argument_key, describe, group_argument, op_name
+from titan.graph.ir.dialect import EQUALISE, SCATTER, argument_key, describe, group_argument, op_name
 from titan.graph.ir.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 
@@ -38,8 +38,9 @@ def check_spmd(first: StepGraph, last: StepGraph) -> None:
 
 def _compare(first: torch.fx.GraphModule, last: torch.fx.GraphModule) -> None:
     nodes = [list(module.graph.nodes) for module in (first, last)]
-    counterpart = dict(zip(nodes[1], nodes[0]))
-    for a, b in zip(*nodes):
+    counterpart = dict(zip(nodes[1], nodes[0], strict=False))
+    # Where one graph is longer, the other's output meets another op.
+    for a, b in zip(*nodes, strict=False):
         if a.op != b.op or (a.op == "call_function" and a.target is not b.target):
             raise SpmdError(
                 f"rank-dependent program: {describe(a)} on the first rank is {describe(b)} on the last; {_CURE}"
@@ -127,14 +128,10 @@ def _around(module: torch.fx.GraphModule, loop: torch.fx.Node, varying: dict[tor
     while True:
         inside = _follow(body, [*carry, *stacks, *shared])
         results = [inside[node] for node in body.graph.output_node().args[0]]
-        wider = [before | after for before, after in zip(carry, results)]
+        wider = [before | after for before, after in zip(carry, results[: len(carry)], strict=True)]
         if wider == carry:
             return results
         carry = wider
-
-
-_EQUALISE = ("all_reduce", "all_gather_into_tensor", "all_gather_along", "broadcast")
-_SCATTER = ("reduce_scatter_tensor", "reduce_scatter_along", "all_to_all_single", "axis_index")
 
 
 def _after(node: torch.fx.Node, varying: frozenset[str]) -> frozenset[str]:
@@ -142,9 +139,9 @@ def _after(node: torch.fx.Node, varying: frozenset[str]) -> frozenset[str]:
     if position is None:
         return varying
     name = op_name(node.target).split(".")[1].removesuffix("_coalesced")
-    if name in _EQUALISE:
+    if name in EQUALISE:
         return varying - {node.args[position]}
-    if name in _SCATTER:
+    if name in SCATTER:
         return varying | {node.args[position]}
     raise SpmdError(f"{describe(node)}: it is not known whether its result is equal along {node.args[position]}")
 

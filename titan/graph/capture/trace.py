@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 import torch.fx
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from titan.graph._compat import FakeTensor, FakeTensorMode
 from titan.graph.capture.attribution import Attribution, attribute_backward
 from titan.graph.ir.dialect import DialectError, check_dialect, describe, graphs_of, group_argument
 from titan.graph.ir.step_graph import StepGraph
@@ -70,9 +70,9 @@ def capture(
             updates: list[bool] = []
 
             def flat_step(*leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                old = dict(zip(state, leaves[: len(state)]))
+                old = dict(zip(state, leaves[: len(state)], strict=True))
                 with Attribution(step.module, step.loss_module) as attribution, attribution.hooks():
-                    new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :])))
+                    new, metrics = step.call(old, dict(zip(batch, leaves[len(state) :], strict=True)))
                 _check_outputs(old, new, metrics)
                 metric_names[:] = list(metrics)
                 updates[:] = [bool(new)]
@@ -92,7 +92,7 @@ def capture(
     replicated = tuple(torch.distributed.tensor.Replicate() for _ in mesh.axis_names)
     metrics = {
         name: TensorLayout(tuple(node.meta["val"].shape), node.meta["val"].dtype, replicated)
-        for name, node in zip(metric_names, outputs[len(outputs) - len(metric_names) :])
+        for name, node in zip(metric_names, outputs[len(outputs) - len(metric_names) :], strict=True)
     }
     return StepGraph(module, mesh, dict(state), dict(batch), metrics, updates[0])
 

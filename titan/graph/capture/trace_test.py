@@ -48,7 +48,7 @@ def test_inputs_and_outputs_are_in_order_and_distinct(single) -> None:
     assert len({id(node.meta["val"]) for node in inputs}) == len(inputs)
     outputs = single.module.graph.output_node().args[0]
     assert single.updates_state and len(outputs) == len(single.state) + 1
-    for (name, layout), node in zip(single.state.items(), outputs):
+    for (name, layout), node in zip(single.state.items(), outputs[: len(single.state)], strict=True):
         assert tuple(node.meta["val"].shape) == layout.shape, name
     assert single.metrics == {"loss": TensorLayout((), torch.float32)}
 
@@ -57,7 +57,9 @@ def test_the_graph_computes_what_the_step_computes(single) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(layout.shape) for layout in (*single.state.values(), *single.batch.values())]
     state, batch = training_layouts(ONE, 8)
-    new, metrics = training_step(None, state, 8).call(dict(zip(state, inputs)), dict(zip(batch, inputs[len(state) :])))
+    new, metrics = training_step(None, state, 8).call(
+        dict(zip(state, inputs[: len(state)], strict=True)), dict(zip(batch, inputs[len(state) :], strict=True))
+    )
     for ours, theirs in zip(single.module(*inputs), (*new.values(), metrics["loss"]), strict=True):
         assert torch.equal(ours, theirs)
 

@@ -97,7 +97,7 @@ def _hardware(devices: Sequence[jax.Device]) -> str:
     if first.platform == "cpu":
         return f"{text} ({_host_cpu()})"  # XLA:CPU compiles for the instructions of the machine that it runs on
     if first.platform == "tpu":
-        extents = (max(values) - min(values) + 1 for values in zip(*(device.coords for device in devices)))
+        extents = (max(values) - min(values) + 1 for values in zip(*(device.coords for device in devices), strict=True))
         num_slices = len({getattr(device, "slice_index", 0) for device in devices})
         slices = f"{num_slices} slices of " if num_slices > 1 else ""
         text += f" ({slices}{'x'.join(map(str, extents))} chips)"

@@ -42,7 +42,9 @@ class TorchExecutable:
         with torch.no_grad():
             outputs = self._module(*(state[name] for name in graph.state), *(batch[name] for name in graph.batch))
         num_state = len(graph.state) if graph.updates_state else 0
-        return dict(zip(graph.state, outputs[:num_state])), dict(zip(graph.metrics, outputs[num_state:]))
+        return dict(zip(list(graph.state)[:num_state], outputs[:num_state], strict=True)), dict(
+            zip(graph.metrics, outputs[num_state:], strict=True)
+        )
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Tensors:
         """This process's part of its rows of the global batch as tensors."""
@@ -62,7 +64,7 @@ def place_local(
 
 
 def _own_part(array: np.ndarray, layout: TensorLayout, spec: MeshSpec, rank: int) -> np.ndarray:
-    coordinate = dict(zip(spec.axis_names, np.unravel_index(rank, spec.axis_sizes or (1,))))
+    coordinate = dict(zip(spec.axis_names, _coordinates(rank, spec), strict=True))
     for dim, axes in enumerate(layout.axes_by_dim(spec)):
         size = layout.local_shape(spec)[dim]
         if array.shape[dim] != size:
@@ -74,8 +76,8 @@ def _own_part(array: np.ndarray, layout: TensorLayout, spec: MeshSpec, rank: int
 
 def local_shard(tensor: torch.Tensor, layout: TensorLayout, spec: MeshSpec, rank: int) -> torch.Tensor:
     """A rank's shard of a global tensor."""
-    coordinates = np.unravel_index(rank, spec.axis_sizes or (1,))
-    for placement, size, index in zip(layout.placements, spec.axis_sizes, coordinates):
+    coordinates = _coordinates(rank, spec)
+    for placement, size, index in zip(layout.placements, spec.axis_sizes, coordinates, strict=True):
         if placement.is_shard():
             tensor = tensor.chunk(size, placement.dim)[index]
     return tensor.clone(memory_format=torch.contiguous_format)  # a view would keep the global tensor in memory
@@ -94,3 +96,8 @@ def _bind(graph: StepGraph, device_mesh: DeviceMesh | None) -> torch.fx.GraphMod
             if position is not None:
                 node.update_arg(position, device_mesh.get_group(node.args[position]).group_name)
     return module
+
+
+def _coordinates(rank: int, spec: MeshSpec) -> tuple[int, ...]:
+    """Where a rank is along each axis of the mesh."""
+    return tuple(map(int, np.unravel_index(rank, spec.axis_sizes))) if spec.axis_sizes else ()

@@ -93,7 +93,9 @@ class XlaExecutable:
         graph = self.graph
         outputs = self.compiled(*(state[name] for name in graph.state), *(batch[name] for name in graph.batch))
         num_state = len(graph.state) if graph.updates_state else 0
-        return dict(zip(graph.state, outputs[:num_state])), dict(zip(graph.metrics, outputs[num_state:]))
+        return dict(zip(list(graph.state)[:num_state], outputs[:num_state], strict=True)), dict(
+            zip(graph.metrics, outputs[num_state:], strict=True)
+        )
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Arrays:
         """Starts the transfer of a batch to the devices. Every process passes its own rows of the global batch."""

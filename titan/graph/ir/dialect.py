@@ -1,7 +1,7 @@
 """The dialect of step graphs, and the check that a captured graph is in it.
 
-A step graph may hold functional ATen ops, functional collectives, PyTorch's `scan`, the activation offload ops, and
-titan's own custom ops. In-place ops, random ops that draw from a global generator, and anything else are refused with
+A step graph may hold functional ops of ATen and of any library, functional collectives, PyTorch's `scan`, and the
+activation offload ops. In-place ops, random ops that draw from a global generator, and anything else are refused with
 the op, the module and the line of code that brought it in.
 """
 
@@ -10,9 +10,37 @@ from collections.abc import Hashable, Iterator
 
 import torch
 import torch.fx
-from torch._subclasses.fake_tensor import FakeTensor
 
-_NAMESPACES = ("aten", "_c10d_functional", "ao", "titan", "prims")
+from titan.graph._compat import FakeTensor
+
+aten = torch.ops.aten
+
+VIEWS = frozenset(
+    {
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.t.default,
+        aten.transpose.int,
+        aten.permute.default,
+        aten.expand.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.slice.Tensor,
+        aten.select.int,
+        aten.alias.default,
+        aten.detach.default,
+    }
+)
+"""Ops that compute nothing: their results are the elements of an input, at other places."""
+
+EQUALISE = frozenset({"all_reduce", "all_gather_into_tensor", "all_gather_along", "broadcast"})
+"""Collectives, by name without overload and `_coalesced`, whose result is equal on all devices of their mesh axis."""
+
+SCATTER = frozenset({"reduce_scatter_tensor", "reduce_scatter_along", "all_to_all_single", "axis_index"})
+"""The others: each device of the axis has a result of its own."""
 
 
 class DialectError(ValueError):
@@ -100,8 +128,8 @@ def _check_op(node: torch.fx.Node) -> None:
         if node.target.name() != "scan":
             raise DialectError(f"{describe(node)}: the only higher-order op in a step is scan")
         return
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in _NAMESPACES:
-        raise DialectError(f"{describe(node)}: a step holds only ops of {', '.join(_NAMESPACES)}")
+    if not isinstance(node.target, torch._ops.OpOverload):
+        raise DialectError(f"{describe(node)}: is no op of PyTorch or of a library that is registered with it")
     if draws_random_numbers(node):
         raise DialectError(f"{describe(node)}: draws from a global generator; pass a counter-based key in the batch")
     if node.target._schema.is_mutable:

@@ -5,8 +5,8 @@ import operator
 
 import torch
 import torch.fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from titan.graph._compat import LazyGraphModule
 from titan.graph.ir.dialect import op_name
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
@@ -17,8 +17,8 @@ class StepGraph:
     """A whole step (training or evaluation) of one rank, equal for all ranks.
 
     The graph is flat: a placeholder for each entry of `state`, then of `batch`, in order; its one output is the tuple
-    of the new state, in the same order, and then the metrics. It is in the dialect that `titan.graph.ir.dialect` checks,
-    and collectives name mesh axes.
+    of the new state, in the same order, and then the metrics. It is in the dialect that
+    `titan.graph.ir.dialect` checks, and collectives name mesh axes.
 
     Attributes:
       module: the graph. Every op has `meta["val"]` (a FakeTensor of this rank's shape, or a tuple of them),
@@ -64,7 +64,7 @@ def _copy_module(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in module.graph.nodes:
         copied[node] = graph.node_copy(node, copied.__getitem__)
     # Lazy: its Python code, which costs more than the copy, is made from the graph as it is when it is first called.
-    copy = _LazyGraphModule(module, graph)
+    copy = LazyGraphModule(module, graph)
     for node in graph.find_nodes(op="get_attr"):
         body = operator.attrgetter(node.target)(module)
         if isinstance(body, torch.fx.GraphModule):

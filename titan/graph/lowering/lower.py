@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import torch
 from torch.fx.node import map_arg
 
+from titan.graph._compat import FakeTensor
 from titan.graph.ir.dialect import describe
 from titan.graph.ir.region import PARAMETER_SCOPE
 from titan.graph.ir.reversed_scans import find_reversed_scans
@@ -182,11 +183,11 @@ def _check_all_supported(graph: torch.fx.Graph) -> None:
             missing[overload_name(node.target)].append(node)
     if missing:
         lines = [f"{name}: {len(nodes)} times, first: {describe(nodes[0])}" for name, nodes in sorted(missing.items())]
-        raise LoweringError("ops without a lowering (add one in titan/graph/lowering):\n  " + "\n  ".join(lines))
+        raise LoweringError("ops without a lowering (docs/extending.md says how to add one):\n  " + "\n  ".join(lines))
 
 
 def _constant(node: torch.fx.Node, value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or isinstance(value, torch._subclasses.FakeTensor):
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
         raise LoweringError(
             f"node {node.name}: the constant {node.target} is a {type(value).__name__}, not a tensor with values"
         )

@@ -1,6 +1,8 @@
-"""The filled table: importing this module registers every lowering that titan.graph has."""
+"""The filled table: importing this module registers every lowering, titan's own and those of plugins."""
 
-from titan.graph.lowering.aten import (
+import importlib
+
+from titan.graph.lowering.aten import (  # noqa: F401 (each registers its lowerings)
     activation,
     attention,
     creation,
@@ -13,7 +15,11 @@ from titan.graph.lowering.aten import (
     reduction,
     shape,
 )
-from titan.graph.lowering.dialect import collectives, control_flow, offload
+from titan.graph.lowering.dialect import collectives, control_flow, offload  # noqa: F401
+from titan.graph.lowering.registry import LOWERING_MODULES
 from titan.graph.lowering.table import TABLE
+
+for _module in LOWERING_MODULES:
+    importlib.import_module(_module)
 
 __all__ = ["TABLE"]

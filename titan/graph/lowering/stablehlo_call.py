@@ -18,7 +18,9 @@ class StableHloCall:
     """
 
     def __init__(self, name: str, text: str):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         name: what the function is called in the graph and in the program.
         text: the module.
         """
@@ -64,9 +66,9 @@ def _lower(ctx: mlir.LoweringRuleContext, *arguments: ir.Value, call: StableHloC
                 f"those of its StableHLO {', '.join(map(str, wanted))}"
             )
     name = mlir.merge_mlir_modules(program.module, call.__name__, module, dst_symtab=program.symbol_table)
-    operands = [_convert(value, kind) for value, kind in zip(arguments, callee.inputs)]
+    operands = [_convert(value, kind) for value, kind in zip(arguments, callee.inputs, strict=True)]
     made = func.CallOp(callee.results, ir.FlatSymbolRefAttr.get(name), operands).results
-    return [_convert(value, kind) for value, kind in zip(made, result_types)]
+    return [_convert(value, kind) for value, kind in zip(made, result_types, strict=True)]
 
 
 mlir.register_lowering(_CALL, _lower)

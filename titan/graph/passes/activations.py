@@ -6,29 +6,24 @@ from collections.abc import Iterable
 import torch
 import torch.fx
 
-from titan.graph.ir.dialect import group_argument, op_name
+from titan.graph.ir.dialect import VIEWS, group_argument, op_name
 from titan.graph.passes.memory_rules import MemoryPolicy
+from titan.kernels.jax_op import OPS
 
-aten = torch.ops.aten
-
-_VIEWS = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.t.default,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.expand.default,
-    aten.unsqueeze.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.slice.Tensor,
-    aten.select.int,
-    aten.alias.default,
-    aten.detach.default,
+_KINDS = {
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_mm", "convolution"), "matmul"),
+    **dict.fromkeys(
+        (
+            "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_fused_attention_overrideable",
+            "scaled_dot_product_attention",
+        ),
+        "attention",
+    ),
 }
-_MATMULS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm", "_scaled_mm", "convolution")
 
 
 def block_of(module_fqn: str) -> str:
@@ -47,7 +42,7 @@ def is_forward(node: torch.fx.Node) -> bool:
 
 def is_free(node: torch.fx.Node) -> bool:
     """Whether an op costs nothing to do again: a view, or a constant."""
-    return node.op == "call_function" and (node.target in _VIEWS or not node.all_input_nodes)
+    return node.op == "call_function" and (node.target in VIEWS or not node.all_input_nodes)
 
 
 def actions(nodes: Iterable[torch.fx.Node], policy: MemoryPolicy, *, reshard: bool) -> dict[torch.fx.Node, str]:
@@ -95,11 +90,8 @@ def _kind(node: torch.fx.Node) -> str | None:
     namespace, name = op_name(node.target).split(".")[:2] if "." in op_name(node.target) else ("", "")
     if namespace == "_c10d_functional" or (group_argument(node) is not None and name != "axis_index"):
         return "collective"
-    if "attention" in name:
-        return "attention"
-    if name in _MATMULS or "matmul" in name:
-        return "matmul"
-    return None
+    kernel = OPS.get(f"{namespace}::{name}")
+    return kernel.memory_kind if kernel else _KINDS.get(name)
 
 
 def _given_to(nodes: list[torch.fx.Node]) -> dict[torch.fx.Node, str]:

@@ -4,9 +4,9 @@ import operator
 from collections.abc import Sequence
 
 import torch
-import torch._functorch._activation_offloading.offload_ops  # noqa: F401  registers torch.ops.ao
 import torch.fx
 
+import titan.graph._compat  # noqa: F401  registers torch.ops.ao
 import titan.graph.ir.barrier  # noqa: F401  registers torch.ops.titan.barrier
 
 

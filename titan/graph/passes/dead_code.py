@@ -45,12 +45,12 @@ def _prune_loop(module: torch.fx.GraphModule, scan: torch.fx.Node) -> None:
     used = [bool(node.users) for node in inputs]
     if not any(used[: len(stacks)]):
         used[0] = True  # it gives the loop its length
-    for node, is_used in zip(inputs, used):
+    for node, is_used in zip(inputs, used, strict=True):
         if not is_used:
             body.graph.erase_node(node)
     scan.args = (
         scan.args[0],
         init,
-        [stack for stack, is_used in zip(stacks, used) if is_used],
-        tuple(tensor for tensor, is_used in zip(shared, used[len(stacks) :]) if is_used),
+        [stack for stack, is_used in zip(stacks, used[: len(stacks)], strict=True) if is_used],
+        tuple(tensor for tensor, is_used in zip(shared, used[len(stacks) :], strict=True) if is_used),
     )

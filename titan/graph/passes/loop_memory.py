@@ -137,7 +137,7 @@ def _through_host(forward: Loop, backward: Loop, source: torch.fx.Node, num_turn
     if not num_turns:
         return fetched
     carried = [backward.carry(last) for last in queue]
-    for node, following in zip(carried, [*carried[1:], fetched]):
+    for node, following in zip(carried, [*carried[1:], fetched], strict=True):
         backward.pass_on(node, following)
     return carried[0]
 

@@ -37,7 +37,7 @@ def _captured() -> StepGraph:
 
     layouts = {
         name: TensorLayout(tuple(tensor.shape), torch.float32)
-        for name, tensor in zip(("init", "stack", "shared"), _INPUTS)
+        for name, tensor in zip(("init", "stack", "shared"), _INPUTS, strict=True)
     }
     return capture(lambda mesh: StepFunction(call, nn.Module()), layouts, {}, ONE)
 

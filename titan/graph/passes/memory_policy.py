@@ -13,8 +13,18 @@ from titan.graph.passes.activations import actions, block_of, is_forward, is_fre
 from titan.graph.passes.added_ops import add_barrier, add_offload, add_reload
 from titan.graph.passes.dead_code import remove_unused
 from titan.graph.passes.loop_memory import apply_to_loops
-from titan.graph.passes.memory_rules import MemoryPolicy
+from titan.graph.passes.memory_rules import MemoryPolicy, parse_memory_policy
+from titan.graph.passes.options import PassOptions
 from titan.graph.passes.pipeline import Pass
+
+
+def configured_memory_policy(options: PassOptions) -> Pass:
+    """The pass that applies a run's policy. Raises MemoryPolicyError for what is none."""
+    return memory_policy_pass(
+        parse_memory_policy(options.memory_policy),
+        reshard=options.reshard_after_forward,
+        prefetch=options.offload_prefetch,
+    )
 
 
 def memory_policy_pass(policy: MemoryPolicy, *, reshard: bool, prefetch: int) -> Pass:

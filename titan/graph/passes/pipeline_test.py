@@ -117,7 +117,7 @@ def _swap_output(fx_graph: torch.fx.Graph) -> None:
             DialectError,
             "aten.cos_.default",
         ),
-        (_edited(lambda g: _append(g, operator.add, 1, 2, **_labels(g))), DialectError, "holds only ops of"),
+        (_edited(lambda g: _append(g, operator.add, 1, 2, **_labels(g))), DialectError, "is no op of PyTorch"),
         (
             lambda graph: dataclasses.replace(graph, metrics={"loss": TensorLayout((), torch.float32)}),
             ValueError,

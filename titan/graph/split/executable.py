@@ -69,17 +69,19 @@ class SplitExecutable:
         """Runs one step and returns when the last program has been started; see `XlaExecutable`."""
         given = {**state, **batch}
         values: dict[str, Any] = {name: given[leaf] for name, leaf in self.split.inputs.items()}
-        for piece, signature, unread in zip(self.split.pieces, self.signatures, self._unread):
+        for piece, signature, unread in zip(self.split.pieces, self.signatures, self._unread, strict=True):
             run = self.programs[signature].compiled
             if isinstance(piece, Loop):
                 self._run_loop(piece, run, values, unread)
             else:
-                values.update(zip(piece.outputs, run(*(values[name] for name in piece.inputs))))
+                values.update(zip(piece.outputs, run(*(values[name] for name in piece.inputs)), strict=True))
             for name in unread:
                 values.pop(name, None)
         outputs = [values[name] for name in self.split.pieces[-1].outputs]
         num_state = len(self.graph.state) if self.graph.updates_state else 0
-        return dict(zip(self.graph.state, outputs[:num_state])), dict(zip(self.graph.metrics, outputs[num_state:]))
+        return dict(zip(list(self.graph.state)[:num_state], outputs[:num_state], strict=True)), dict(
+            zip(self.graph.metrics, outputs[num_state:], strict=True)
+        )
 
     def place(self, batch: Mapping[str, np.ndarray]) -> Arrays:
         """Starts the transfer of a batch to the devices; see `XlaExecutable`."""
@@ -91,24 +93,28 @@ class SplitExecutable:
         carry = [values.pop(name) for name in loop.carry]
         stacks = [values.pop(name) for name in loop.zeros if name]
         shared = [values[name] for name in loop.shared]
-        kept = {name: [None] * loop.num_turns for name, zeros in zip(loop.stacked, loop.zeros) if zeros is None}
+        kept = {
+            name: [None] * loop.num_turns for name, zeros in zip(loop.stacked, loop.zeros, strict=True) if zeros is None
+        }
         index = self._first_turn(turns[0])
         is_fetching = not self.split.by_turn.isdisjoint(loop.stacks)
         entries = self._fetch(loop, turns[0], values, unread)
-        for turn, following in zip(turns, [*turns[1:], None]):
+        for turn, following in zip(turns, [*turns[1:], None], strict=True):
             before, (index, *results) = index, run(index, *carry, *entries, *shared, *stacks)
             carry, stacked = results[: len(carry)], results[len(carry) :]
-            stacks = [value for value, zeros in zip(stacked, loop.zeros) if zeros]
-            for (name, value), zeros in zip(zip(loop.stacked, stacked), loop.zeros):
+            stacks = [value for value, zeros in zip(stacked, loop.zeros, strict=True) if zeros]
+            for (name, value), zeros in zip(zip(loop.stacked, stacked, strict=True), loop.zeros, strict=True):
                 if zeros is None:
                     kept[name][turn] = value
             if following is not None:
                 if is_fetching:
                     before.block_until_ready()  # the turn before this one has ended: its values have made room
                 entries = self._fetch(loop, following, values, unread)
-        values.update(zip(loop.carried, carry))
+        values.update(zip(loop.carried, carry, strict=True))
         values.update(kept)
-        values.update(zip((name for name, zeros in zip(loop.stacked, loop.zeros) if zeros), stacks))
+        values.update(
+            zip((name for name, zeros in zip(loop.stacked, loop.zeros, strict=True) if zeros), stacks, strict=True)
+        )
 
     def _fetch(self, loop: Loop, turn: int, values: dict[str, Any], unread: frozenset[str]) -> list[jax.Array]:
         """What a turn's program takes for the loop's stacks: the whole, or of one value a turn this one's."""
@@ -166,10 +172,10 @@ def compile_split(
     kept = set() if graph.updates_state else set(graph.state)
     inputs = {name for name, leaf in split.inputs.items() if leaf in graph.batch or leaf in kept}
     signatures = tuple(
-        maker.signature(piece, unread - inputs) for piece, unread in zip(split.pieces, last_reads(split))
+        maker.signature(piece, unread - inputs) for piece, unread in zip(split.pieces, last_reads(split), strict=True)
     )
     distinct: dict[Signature, Straight | Loop] = {}
-    for signature, piece in zip(signatures, split.pieces):
+    for signature, piece in zip(signatures, split.pieces, strict=True):
         distinct.setdefault(signature, piece)
     start, lower_seconds = time.perf_counter(), 0.0
     started = {}

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.fx
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
 import titan.graph.ir.barrier  # noqa: F401  registers torch.ops.titan.barrier
+from titan.graph._compat import LazyGraphModule
 from titan.graph.ir.reversed_scans import find_reversed_scans
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.ir.transfers import remove_transfers
@@ -209,9 +209,9 @@ class _Cut:
         for node in sorted(within, key=self._order.get):
             copies[node] = graph.node_copy(node, lambda used: copies[self._source(used)])
         graph.output(tuple(copies[node] for node in results))
-        self.values |= {name: node.meta["val"] for name, node in zip(names, results)}
+        self.values |= {name: node.meta["val"] for name, node in zip(names, results, strict=True)}
         regions = dict.fromkeys(region for node in graph.nodes if (region := node.meta.get("region")))
-        module = _LazyGraphModule(self._module, graph)
+        module = LazyGraphModule(self._module, graph)
         return Straight(", ".join(regions), module, tuple(inputs), tuple(names)), needed
 
     def _loop(self, scan: torch.fx.Node) -> tuple[list[Straight | Loop], set[torch.fx.Node]]:
@@ -220,7 +220,7 @@ class _Cut:
         body = operator.attrgetter(attribute.target)(self._module)
         needed = {self._source(node) for node in (*init, *stacks, *shared)}
         results = [f"{scan.name}.{index}" for index in range(len(scan.meta["val"]))]
-        self.values |= dict(zip(results, scan.meta["val"]))
+        self.values |= dict(zip(results, scan.meta["val"], strict=True))
         stacked = results[len(init) :]
         self.by_turn |= {name for name in stacked if self._is_by_turn(scan, name)}
         zeros = [None if name in self.by_turn else f"{name}.zeros" for name in stacked]
@@ -244,7 +244,7 @@ class _Cut:
         """A piece of its own: the one before the loop, of the head for one, needs the memory for other things."""
         graph = torch.fx.Graph()
         made = []
-        for name, zeros in zip(loop.stacked, loop.zeros):
+        for name, zeros in zip(loop.stacked, loop.zeros, strict=True):
             if zeros:
                 value = self.values[name]
                 node = graph.call_function(aten.zeros.default, (list(value.shape),), {"dtype": value.dtype})
@@ -253,7 +253,7 @@ class _Cut:
                 made.append(node)
         graph.output(tuple(made))
         names = tuple(filter(None, loop.zeros))
-        return [Straight(f"zeros for {loop.name}", _LazyGraphModule({}, graph), (), names)] if made else []
+        return [Straight(f"zeros for {loop.name}", LazyGraphModule({}, graph), (), names)] if made else []
 
     def _is_by_turn(self, scan: torch.fx.Node, name: str) -> bool:
         """Whether loops alone read a stack, one entry a turn."""

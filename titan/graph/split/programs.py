@@ -93,7 +93,9 @@ class Programs:
     """
 
     def __init__(self, split: SplitStep, mesh: Mesh):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         split: the pieces.
         mesh: the devices to lower for.
         """
@@ -198,12 +200,12 @@ def _one_turn(body: Callable[..., tuple], turn: Turn) -> Callable[..., tuple]:
         shared, written = rest[: len(rest) - num_written], iter(rest[len(rest) - num_written :])
         entries = (
             lax.dynamic_index_in_dim(stack, index, keepdims=False) if is_scanned else stack
-            for stack, is_scanned in zip(stacks, turn.is_scanned)
+            for stack, is_scanned in zip(stacks, turn.is_scanned, strict=True)
         )
         results = body(*carry, *entries, *shared)
         stacked = (
             lax.dynamic_update_index_in_dim(next(written), value, index, 0) if is_written else value
-            for value, is_written in zip(results[turn.num_carry :], turn.is_written)
+            for value, is_written in zip(results[turn.num_carry :], turn.is_written, strict=True)
         )
         return (index - 1 if turn.is_reversed else index + 1, *results[: turn.num_carry], *stacked)
 
@@ -214,7 +216,10 @@ def _within_device(function: Callable[..., tuple], signature: Signature) -> Call
     """The function of arrays as they go into a program: of a device's own values they have one entry there."""
 
     def run(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        own = (lax.squeeze(array, (0,)) if form.is_local else array for array, form in zip(arrays, signature.arguments))
+        own = (
+            lax.squeeze(array, (0,)) if form.is_local else array
+            for array, form in zip(arrays, signature.arguments, strict=True)
+        )
         return tuple(
             lax.expand_dims(result, (0,)) if form.is_local else result
             for result, form in zip(function(*own), signature.results, strict=True)

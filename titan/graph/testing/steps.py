@@ -73,7 +73,7 @@ def training_step(device_mesh: DeviceMesh | None, layouts: dict[str, TensorLayou
         grads = torch.autograd.grad(loss, list(weights.values()))
         with region("optimizer"):
             local = [grad.to_local() if device_mesh else grad for grad in grads]
-            new = {name: state[name] - 0.1 * grad for name, grad in zip(state, local)}
+            new = {name: state[name] - 0.1 * grad for name, grad in zip(state, local, strict=True)}
         loss = loss.detach()
         for axis in device_mesh.mesh_dim_names if device_mesh else ():
             loss = all_reduce(loss, device_mesh, axis)

@@ -14,8 +14,8 @@ import torch
 import torch.fx
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import mlir
-from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from titan.graph._compat import LazyGraphModule
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.lowering.table import LoweringError
@@ -84,7 +84,7 @@ def _rebuild(
             copied[node] = graph.call_function(operator.getitem, (call, index))
             copied[node].meta = dict(node.meta)
     graph.node_copy(module.graph.output_node(), copied.__getitem__)
-    return _LazyGraphModule(module, graph)
+    return LazyGraphModule(module, graph)
 
 
 def _text(artifact: bytes) -> str:

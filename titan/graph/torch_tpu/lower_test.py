@@ -33,7 +33,7 @@ def by_jax(segment: Segment) -> bytes:
     aten = torch.ops.aten
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        values = dict(zip((entry.name for entry in segment.inputs), tensors)) | segment.constants
+        values = dict(zip((entry.name for entry in segment.inputs), tensors, strict=True)) | segment.constants
         for op in segment.ops:
             args, kwargs = torch.utils._pytree.tree_map(
                 lambda entry: values[entry.name] if isinstance(entry, Ref) else entry, (op.args, op.kwargs)

@@ -51,7 +51,7 @@ def lower_segment(segment: Segment) -> bytes:
     compiler.push_enable_tracebacks(True)
     try:
         with execution_mode.set_eager_mode(execution_mode.EagerMode._INTERNAL_COMPILE_FX_GRAPH), torch.no_grad():
-            values: dict[str, Any] = {entry.name: value for entry, value in zip(segment.inputs, arguments)}
+            values: dict[str, Any] = {entry.name: value for entry, value in zip(segment.inputs, arguments, strict=True)}
             values |= {name: compiler.make_constant_tensor(value) for name, value in segment.constants.items()}
             for op in segment.ops:
                 values[op.name] = _run(op, values)

@@ -149,4 +149,5 @@ def check_blocks(tiles: LinearCrossEntropyTiles, *, embed_dim: int, itemsize: in
         estimate=lambda other: vmem_bytes(other, itemsize),
         alternatives=candidates(embed_dim, itemsize, generation) if generation else (),
         generation=generation,
+        config_section="fused_linear_cross_entropy",
     )

@@ -11,13 +11,11 @@ from titan.kernels.fused_linear_cross_entropy import pallas_tpu  # noqa: F401  (
 from titan.kernels.fused_linear_cross_entropy.arg_specs import LARGE, LossShape
 from titan.kernels.fused_linear_cross_entropy.tiles import KERNEL, candidates, table_key
 from titan.kernels.fused_linear_cross_entropy.xla import logits_statistics
+from titan.kernels.generations import find_generation
 from titan.kernels.kernel_case import TuningCase
 
 _BLOCKS = ("block_tokens", "block_vocab", "block_embed")
 _ITEMSIZE = 2
-# The compiler's schedule knows nothing of waits for memory. Blocks that do fewer FLOPs for each byte they read than the
-# TPU can (its peak of both, as its vendor states them) would wait, and are not tried.
-_FLOPS_PER_BYTE = {"v5e": 240, "v5p": 166, "v6e": 560, "tpu7x": 313}
 
 
 def tuning_cases(generation: str) -> Iterator[TuningCase]:
@@ -38,8 +36,9 @@ def tuning_cases(generation: str) -> Iterator[TuningCase]:
 def _sparing(embed_dim: int, generation: str) -> Iterator[dict[str, int]]:
     for tiles in candidates(embed_dim, _ITEMSIZE, generation):
         tokens, vocab = tiles.block_tokens, tiles.block_vocab
-        # A step multiplies [tokens, e] by [e, vocab] and reads both.
-        if 2 * tokens * vocab >= _FLOPS_PER_BYTE[generation] * _ITEMSIZE * (tokens + vocab):
+        # A step multiplies [tokens, e] by [e, vocab] and reads both. The compiler's schedule knows nothing of waits for
+        # memory: blocks that do fewer FLOPs for each byte they read than the TPU can would wait, and are not tried.
+        if 2 * tokens * vocab >= find_generation(generation).flops_per_byte * _ITEMSIZE * (tokens + vocab):
             yield {name: getattr(tiles, name) for name in _BLOCKS}
 
 

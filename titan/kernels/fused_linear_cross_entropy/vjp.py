@@ -10,6 +10,7 @@ from jax import lax
 from titan.kernels.fused_linear_cross_entropy import row_dma
 from titan.kernels.fused_linear_cross_entropy.logits import cap, contract, for_each_tile, is_label, scores_gradient
 from titan.kernels.fused_linear_cross_entropy.tiles import tiles_for
+from titan.kernels.generations import find_generation
 from titan.kernels.jax_op import jax_op
 from titan.kernels.target import current_target
 
@@ -55,9 +56,10 @@ def logits_statistics_backward_mosaic(
     soft_cap: float,
     vocab_tile: int,
 ) -> Gradients:
-    """The same, but on tpu7x rows of weight and of its gradient are moved by DMA where they can be: see `row_dma`."""
+    """The same, but on some TPU generations rows of weight and of its gradient are moved by DMA: see `row_dma`."""
     rows = {}
-    if current_target().generation in ("tpu7x", "") and row_dma.can_move_rows(weight_VE):  # "": the interpreter
+    generation = current_target().generation  # "": the interpreter
+    if (not generation or find_generation(generation).moves_rows_by_dma) and row_dma.can_move_rows(weight_VE):
         rows = {"read_rows": row_dma.read_rows, "write_rows": row_dma.write_rows}
     tensors = hidden_ME, weight_VE, labels_M, logsumexp_M, grad_logsumexp_M, grad_label_logit_M
     return _by_tiles(*tensors, scale=scale, soft_cap=soft_cap, vocab_tile=vocab_tile, **rows)

@@ -70,7 +70,7 @@ def aot_cases(generation: str) -> list[KernelCase]:
 def forward_and_backward(op: JaxOp, implementation: str) -> Callable[..., Any]:
     """(inputs..., result gradients...) -> (results, gradients) of an op, as a JAX function."""
     num_inputs = len(op.signature.inputs)
-    tiles = {name: (0, 0, 0) for name in op.backward.signature.attributes}
+    tiles = dict.fromkeys(op.backward.signature.attributes, (0, 0, 0))
 
     def run(*args: jax.Array) -> tuple[Any, Any]:
         results = op.jax(*args[:num_inputs], implementation=implementation)
@@ -81,7 +81,7 @@ def forward_and_backward(op: JaxOp, implementation: str) -> Callable[..., Any]:
 
 def differentiable(op: JaxOp, implementation: str) -> Callable[..., Any]:
     """An op as a JAX function with its own gradient, for use inside a larger one."""
-    tiles = {name: (0, 0, 0) for name in op.backward.signature.attributes}
+    tiles = dict.fromkeys(op.backward.signature.attributes, (0, 0, 0))
 
     @jax.custom_vjp
     def run(*args: jax.Array) -> Any:

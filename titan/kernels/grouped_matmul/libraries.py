@@ -7,6 +7,7 @@ are called one by one, because their own autograd takes the forward's tiles (meg
 import jax
 import jax.numpy as jnp
 
+from titan.kernels._compat import megablox, tokamax_gmm
 from titan.kernels.grouped_matmul.tiles import Blocks
 from titan.kernels.target import current_target
 
@@ -30,25 +31,21 @@ def megablox_rows_matmul(
     Args:
       tiles: rows, contracted columns, output columns.
     """
-    from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
-
     num_rows = lhs.shape[0]
-    out = gmm(_pad_rows(lhs, tiles[0]), rhs, group_sizes, lhs.dtype, tiles, transpose_rhs=transpose_rhs)
+    out = megablox().gmm(_pad_rows(lhs, tiles[0]), rhs, group_sizes, lhs.dtype, tiles, transpose_rhs=transpose_rhs)
     return zero_unowned_rows(out[:num_rows], group_sizes)
 
 
 def megablox_weight_gradient(lhs: jax.Array, grad: jax.Array, group_sizes: jax.Array, *, tiles: Blocks) -> jax.Array:
     """megablox: lhs^T grad over the rows of each group, [G, K, N]."""
-    from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
-
     lhs, grad = _pad_rows(lhs, tiles.tile_m), _pad_rows(grad, tiles.tile_m)
-    return tgmm(lhs.swapaxes(0, 1), grad, group_sizes, grad.dtype, tuple(tiles))
+    return megablox().tgmm(lhs.swapaxes(0, 1), grad, group_sizes, grad.dtype, tuple(tiles))
 
 
 def tokamax_rows_matmul(
     lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, tiles: tuple[int, int, int], transpose_rhs: bool
 ) -> jax.Array:
-    """tokamax' Mosaic kernel, below its public API, which has no argument for block sizes.
+    """Tokamax' Mosaic kernel, below its public API, which has no argument for block sizes.
 
     Raises:
       NotImplementedError: the target is no TPU.
@@ -59,9 +56,7 @@ def tokamax_rows_matmul(
             f"implementation 'tokamax' of the grouped matmul runs on TPU only, and this is {platform}: its kernel asks "
             "the device for its tiling; choose 'xla', or 'megablox' or 'mosaic' to interpret one"
         )
-    from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel import gmm
-
-    out = gmm(
+    out = tokamax_gmm().gmm(
         _pad_rows(lhs, tiles[0]),
         rhs,
         group_sizes,
@@ -74,11 +69,11 @@ def tokamax_rows_matmul(
 
 
 def tokamax_weight_gradient(lhs: jax.Array, grad: jax.Array, group_sizes: jax.Array, *, tiles: Blocks) -> jax.Array:
-    """tokamax' Mosaic kernel; arguments as of `megablox_weight_gradient`."""
-    from tokamax._src.ops.ragged_dot.pallas_mosaic_tpu_kernel import tgmm
-
+    """Tokamax' Mosaic kernel; arguments as of `megablox_weight_gradient`."""
     lhs, grad = _pad_rows(lhs, tiles.tile_m), _pad_rows(grad, tiles.tile_m)
-    return tgmm(lhs.swapaxes(0, 1), grad, group_sizes, precision=_PRECISION, out_dtype=grad.dtype, tiling=tuple(tiles))
+    return tokamax_gmm().tgmm(
+        lhs.swapaxes(0, 1), grad, group_sizes, precision=_PRECISION, out_dtype=grad.dtype, tiling=tuple(tiles)
+    )
 
 
 def ragged_dot_rows_matmul(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array, *, transpose_rhs: bool) -> jax.Array:
@@ -94,7 +89,7 @@ def ragged_dot_weight_gradient(lhs: jax.Array, grad: jax.Array, group_sizes: jax
 
 
 def zero_unowned_rows(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """x [M, N] with zeros after the last group's last row."""
+    """X [M, N] with zeros after the last group's last row."""
     owned = jnp.arange(x.shape[0]) < jnp.sum(group_sizes)
     return jnp.where(owned[:, None], x, jnp.zeros_like(x))
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from titan.kernels.generations import MIB
 from titan.kernels.grouped_matmul.arg_specs import REAL, aot_cases, forward_and_backward
 from titan.kernels.grouped_matmul.op import grouped_matmul_op
 from titan.kernels.grouped_matmul.tuning import tuning_cases
 from titan.kernels.kernel_case import KernelCase
 from titan.kernels.tpu_compile import TpuProgram, compile_for_tpu
-from titan.kernels.vmem import MIB
 
 SHAPE = REAL[0]
 

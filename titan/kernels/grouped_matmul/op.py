@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     up: jax.Array
 
 
-@jax_op("titan::grouped_matmul", backward=grouped_matmul_backward)
+@jax_op("titan::grouped_matmul", backward=grouped_matmul_backward, memory_kind="matmul")
 def grouped_matmul_op(
     lhs: jax.Array,
     rhs: jax.Array,
@@ -30,7 +30,7 @@ def grouped_matmul_op(
     dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
     drhs_tiles: tuple[int, ...] = _AUTOMATIC,
 ) -> jax.Array:
-    """lhs [M, K] by rhs [G, K, N]: see `api.grouped_matmul`, which validates and calls it."""
+    """Lhs [M, K] by rhs [G, K, N]: see `api.grouped_matmul`, which validates and calls it."""
     (out,) = xla.rows_matmul((lhs,), (rhs,), group_sizes)
     return out
 
@@ -70,7 +70,7 @@ for _kernels in TILED_KERNELS:
     )
 
 
-@jax_op("titan::paired_grouped_matmul", backward=paired_grouped_matmul_backward)
+@jax_op("titan::paired_grouped_matmul", backward=paired_grouped_matmul_backward, memory_kind="matmul")
 def paired_grouped_matmul_op(
     lhs: jax.Array,
     gate_weight: jax.Array,
@@ -81,7 +81,7 @@ def paired_grouped_matmul_op(
     dlhs_tiles: tuple[int, ...] = _AUTOMATIC,
     drhs_tiles: tuple[int, ...] = _AUTOMATIC,
 ) -> Pair:
-    """lhs [M, K] by two weights [G, K, N]: see `api.paired_grouped_matmul`, which validates and calls it."""
+    """Lhs [M, K] by two weights [G, K, N]: see `api.paired_grouped_matmul`, which validates and calls it."""
     return Pair(*xla.rows_matmul((lhs,), (gate_weight, up_weight), group_sizes))
 
 

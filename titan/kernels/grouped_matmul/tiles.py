@@ -5,9 +5,10 @@ import functools
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
+from titan.kernels.generations import MIB
 from titan.kernels.target import current_target
 from titan.kernels.tile_table import lookup
-from titan.kernels.vmem import MIB, check_vmem, vmem_budget_bytes
+from titan.kernels.vmem import check_vmem, vmem_budget_bytes
 
 _LANES = 128
 _MULTIPLES = (16, _LANES, _LANES)  # of rows, those in a bfloat16 register
@@ -114,6 +115,7 @@ def resolve(kernel: Kernel, given: tuple[int, ...], problem: Problem) -> Blocks:
         estimate=lambda other: vmem_bytes(kernel, other, problem),
         alternatives=candidates(problem),
         generation=generation,
+        config_section="grouped_matmul",
     )
     return blocks
 

@@ -4,6 +4,7 @@ import pathlib
 import pytest
 
 from titan.kernels import tile_table
+from titan.kernels.generations import MIB
 from titan.kernels.grouped_matmul.tiles import (
     Blocks,
     GroupedMatmulTiles,
@@ -14,7 +15,7 @@ from titan.kernels.grouped_matmul.tiles import (
     vmem_bytes,
 )
 from titan.kernels.target import Target, lowering_for
-from titan.kernels.vmem import MIB, VmemError, vmem_budget_bytes
+from titan.kernels.vmem import VmemError, vmem_budget_bytes
 
 PROBLEM = Problem(num_rows=65536, num_k=4096, num_n=1536, num_groups=128, num_weights=2, itemsize=2)
 V6E = Target("tpu", "TPU v6 lite")

@@ -2,9 +2,9 @@
 
 import pytest
 
+from titan.kernels.generations import MIB
 from titan.kernels.route_scores.arg_specs import aot_cases
 from titan.kernels.tpu_compile import compile_for_tpu
-from titan.kernels.vmem import MIB
 
 
 @pytest.mark.parametrize("generation", ["v6e", "tpu7x"])

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Iterator
 
+from titan.kernels.generations import MIB
 from titan.kernels.target import current_target
-from titan.kernels.vmem import MIB, check_vmem, vmem_budget_bytes
+from titan.kernels.vmem import check_vmem, vmem_budget_bytes
 
 _LANES = 128
 _ROWS = (512, 256, 128)

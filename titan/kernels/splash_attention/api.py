@@ -155,7 +155,9 @@ def _forward(
     )
 
 
-splash_attention_op = jax_op("titan::splash_attention", backward=splash_attention_backward)(_forward)
+splash_attention_op = jax_op("titan::splash_attention", backward=splash_attention_backward, memory_kind="attention")(
+    _forward
+)
 
 
 def _register(name: str, platforms: tuple[str, ...]) -> None:

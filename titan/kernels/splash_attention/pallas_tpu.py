@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from titan.kernels._compat import jax_splash, tokamax_residuals, tokamax_splash
 from titan.kernels.splash_attention.block_visits import block_visits
 from titan.kernels.splash_attention.mask import PositionMask
 from titan.kernels.splash_attention.tiles import SplashTiles, TileShape, check_pass, resolve, table_key
@@ -214,13 +215,13 @@ def _position_mask(mask_library: Any, problem: _Problem) -> Any:
 
 
 def _jax_common(problem: _Problem) -> dict[str, Any]:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    splash = jax_splash().kernel
 
     tiles, fused = problem.tiles, problem.tiles.sa_use_fused_bwd_kernel
-    return dict(
-        mask_value=splash.DEFAULT_MASK_VALUE,
-        is_mqa=False,
-        block_sizes=splash.BlockSizes(
+    return {
+        "mask_value": splash.DEFAULT_MASK_VALUE,
+        "is_mqa": False,
+        "block_sizes": splash.BlockSizes(
             block_q=tiles.sa_block_q,
             block_kv=tiles.sa_block_kv,
             block_kv_compute=tiles.sa_block_kv_compute,
@@ -231,15 +232,14 @@ def _jax_common(problem: _Problem) -> dict[str, Any]:
             block_kv_dq=None if fused else tiles.sa_block_kv_dq,
             use_fused_bwd_kernel=fused,
         ),
-        residual_checkpoint_name=None,
-        attn_logits_soft_cap=problem.soft_cap or None,
-        interpret=False,
-    )
+        "residual_checkpoint_name": None,
+        "attn_logits_soft_cap": problem.soft_cap or None,
+        "interpret": False,
+    }
 
 
 def _jax_mask_info(problem: _Problem, blocks: tuple[int, int], *, dkv: bool = False) -> tuple[Any, Any]:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as mask_info
+    _, masks, mask_info, _ = jax_splash()
 
     # One mask stands for all heads. The grid of the fused backward must not shrink: it writes dq for every block.
     shrink = not (dkv and problem.tiles.sa_use_fused_bwd_kernel)
@@ -258,13 +258,13 @@ def _jax_mask_info(problem: _Problem, blocks: tuple[int, int], *, dkv: bool = Fa
 
 
 def _jax_segments(segments):
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    splash = jax_splash().kernel
 
     return None if segments is None else splash.SegmentIds(*segments)
 
 
 def _jax_forward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments) -> tuple[jax.Array, jax.Array]:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    splash = jax_splash().kernel
 
     info, function = _jax_mask_info(problem, (problem.tiles.sa_block_q, problem.tiles.sa_block_kv))
     out, (logsumexp,) = splash._splash_attention_forward(
@@ -282,7 +282,7 @@ def _jax_forward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments) -> tuple[jax.
 
 
 def _jax_backward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments, out, logsumexp, grad_out) -> tuple[jax.Array, ...]:
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    splash = jax_splash().kernel
 
     tiles = problem.tiles
     dkv_info, function = _jax_mask_info(problem, (tiles.sa_block_q_dkv, tiles.sa_block_kv_dkv), dkv=True)
@@ -297,14 +297,13 @@ def _jax_backward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments, out, logsume
 
 
 def _tokamax_common(problem: _Problem) -> dict[str, Any]:
-    from tokamax._src.ops.experimental.tpu.splash_attention import base
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel as splash
+    splash, _, _, base = tokamax_splash()
 
     tiles = problem.tiles
-    return dict(
-        mask_value=base.DEFAULT_MASK_VALUE,
-        is_mqa=False,
-        config=splash.SplashConfig(
+    return {
+        "mask_value": base.DEFAULT_MASK_VALUE,
+        "is_mqa": False,
+        "config": splash.SplashConfig(
             block_q=tiles.sa_block_q,
             block_kv=tiles.sa_block_kv,
             block_kv_compute=tiles.sa_block_kv_compute,
@@ -315,13 +314,12 @@ def _tokamax_common(problem: _Problem) -> dict[str, Any]:
             use_base2_exp=True,
             dq_reduction_steps=tiles.sa_dq_reduction_steps or None,
         ),
-    )
+    }
 
 
 def _tokamax_mask_info(problem: _Problem, blocks: tuple[int, int], **options: Any) -> tuple[Any, Any, float]:
     """Mask, its function, and the share of blocks that are visited, which tells the compiler the cost."""
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_mask as masks
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_mask_info as mask_info
+    _, masks, mask_info, _ = tokamax_splash()
 
     info, function = mask_info._process_mask(_position_mask(masks, problem), blocks, **options)
     visited = 1.0 if info.block_mask is None else float(np.mean(info.block_mask != 0))
@@ -329,13 +327,13 @@ def _tokamax_mask_info(problem: _Problem, blocks: tuple[int, int], **options: An
 
 
 def _tokamax_segments(segments):
-    from tokamax._src.ops.experimental.tpu.splash_attention import base
+    base = tokamax_splash().base
 
     return None if segments is None else base.SegmentIds(*segments)
 
 
 def _tokamax_forward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments) -> tuple[jax.Array, jax.Array]:
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel as splash
+    splash = tokamax_splash().kernel
 
     blocks = (problem.tiles.sa_block_q, problem.tiles.sa_block_kv)
     info, function, visited = _tokamax_mask_info(problem, blocks, is_dkv=False)
@@ -357,7 +355,7 @@ def _tokamax_forward(problem: _Problem, q_NTD, k_KTD, v_KTD, segments) -> tuple[
 def _tokamax_backward(
     problem: _Problem, q_NTD, k_KTD, v_KTD, segments, out, logsumexp, grad_out
 ) -> tuple[jax.Array, ...]:
-    from tokamax._src.ops.experimental.tpu.splash_attention import splash_attention_kernel as splash
+    splash = tokamax_splash().kernel
 
     tiles = problem.tiles
     info, function, visited = _tokamax_mask_info(
@@ -366,7 +364,9 @@ def _tokamax_backward(
         is_dkv=True,
         return_dynamic_grid=tiles.sa_dq_reduction_steps == 3,
     )
-    residuals = (q_NTD, k_KTD, v_KTD, _tokamax_segments(segments), None, out, logsumexp * _LOG2_E, info)
+    residuals = tokamax_residuals(
+        q_NTD, k_KTD, v_KTD, _tokamax_segments(segments), None, out, logsumexp * _LOG2_E, info
+    )
     gradients = splash._splash_attention_bwd(
         save_residuals=False,
         mask_function=function,

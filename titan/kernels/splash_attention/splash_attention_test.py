@@ -194,7 +194,10 @@ def test_queries_of_all_ranks_together_equal_all_queries(implementation, spec, t
         if inputs.segment_ids is not None:
             own.segment_ids, own.kv_segment_ids = inputs.segment_ids[:, rows], inputs.segment_ids
         found = results(
-            lambda *args, **kwargs: splash_attention(*args, starts, **kwargs, **options), spec, own, torch.float32
+            lambda *args, starts=starts, **kwargs: splash_attention(*args, starts, **kwargs, **options),
+            spec,
+            own,
+            torch.float32,
         )
         for name in ("out", "grad_q"):
             got[name][:, :, rows] = found[name].double()
@@ -211,7 +214,7 @@ def test_reference_of_chunks_is_rows_of_the_whole():
     rows = (starts[:, None] + torch.arange(10)).flatten()
     whole = attention_reference(inputs.q, inputs.k, inputs.v, **spec.attributes)
     got = attention_reference(inputs.q[:, :, rows], inputs.k, inputs.v, query_starts_C=starts, **spec.attributes)
-    for part, expected in zip(got, whole):
+    for part, expected in zip(got, whole, strict=True):
         torch.testing.assert_close(part, expected[:, :, rows], rtol=1e-12, atol=1e-12)
 
 

@@ -5,7 +5,8 @@ import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from titan.kernels.vmem import MIB, check_vmem, vmem_budget_bytes
+from titan.kernels.generations import MIB
+from titan.kernels.vmem import check_vmem, vmem_budget_bytes
 
 LANES = 128
 _SUBLANES = 8
@@ -178,6 +179,7 @@ def check_pass(kernel_pass: str, tiles: SplashTiles, shape: TileShape) -> None:
         estimate=lambda other: vmem_bytes(kernel_pass, other, shape),
         alternatives=candidates(kernel_pass, shape.length),
         generation=shape.generation,
+        config_section="splash_attention_kernel",
     )
 
 
@@ -218,3 +220,14 @@ def _largest_divisor(block: int, limit: int) -> int:
 
 def _round_up(value: int, step: int) -> int:
     return -(-value // step) * step
+
+
+def matmuls_by_kernel(is_fused: bool) -> dict[str, int]:
+    """Matrix products of the scores' size in each of JAX's kernels, by how its name begins; they declare no cost.
+
+    The forward pass needs two; each kernel of the backward pass computes the scores anew.
+
+    Args:
+      is_fused: one kernel for all gradients, rather than one for queries and one for keys and values.
+    """
+    return {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 5 if is_fused else 4}

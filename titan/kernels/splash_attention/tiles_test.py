@@ -2,6 +2,7 @@
 
 import pytest
 
+from titan.kernels.generations import MIB
 from titan.kernels.splash_attention.tiles import (
     PASSES,
     SplashTiles,
@@ -12,7 +13,7 @@ from titan.kernels.splash_attention.tiles import (
     table_key,
     vmem_bytes,
 )
-from titan.kernels.vmem import MIB, VmemError
+from titan.kernels.vmem import VmemError
 
 
 def shape_of(length: int, **fields) -> TileShape:

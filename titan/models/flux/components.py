@@ -6,18 +6,17 @@ from titan.models.flux.double_block import DoubleBlockConfig, StreamConfig
 from titan.models.flux.embedders import EmbedderConfig
 from titan.models.flux.feed_forward import GeluFeedForwardConfig
 from titan.models.flux.flow_loss import FlowLossConfig
-from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.flux.modulation import ModulationConfig
 from titan.models.flux.qkv import QkvConfig
 from titan.models.flux.rope import FluxRopeConfig, MatrixRotaryConfig
 from titan.models.flux.single_block import FusedProjectionConfig, SingleBlockConfig, SplitProjectionConfig
 from titan.models.flux.transformer import FluxTransformerConfig
-from titan.models.layers.attention import MathAttentionConfig, SdpaAttentionConfig, SegmentMaskConfig
+from titan.models.layers.attention import INNER_ATTENTION, InnerAttentionConfig, SegmentMaskConfig
+from titan.models.layers.image_times import ImageTimesConfig
 from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import RotaryConfig
 
-_INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 _EPS = 1e-6
 
 
@@ -38,7 +37,7 @@ def flux_components(config: FluxConfig) -> FluxTransformerConfig:
         guidance_in=_embedder(SINUSOID_DIM, dim) if config.guidance_embedding else None,
         rope=FluxRopeConfig(config.rope_dims, matrices=config.rope == "matrix"),
         mask=SegmentMaskConfig(),
-        picture_times=PictureTimesConfig(),
+        image_times=ImageTimesConfig(),
         double_blocks=(_double_block(config),) * config.num_double_blocks,
         single_blocks=(_single_block(config),) * config.num_single_blocks,
         final_modulation=_modulation(dim, 2),
@@ -83,8 +82,8 @@ def _rotary(config: FluxConfig) -> RotaryConfig | MatrixRotaryConfig:
     return MatrixRotaryConfig() if config.rope == "matrix" else RotaryConfig(adjacent_pairs=True)
 
 
-def _inner(config: FluxConfig) -> MathAttentionConfig | SdpaAttentionConfig:
-    return _INNER[config.attention](config.head_dim**-0.5, causal=False)
+def _inner(config: FluxConfig) -> InnerAttentionConfig:
+    return INNER_ATTENTION[config.attention](config.head_dim**-0.5, causal=False)
 
 
 def _modulation(dim: int, num_vectors: int) -> ModulationConfig:

@@ -4,14 +4,17 @@ The file imports no torch, so that flags are parsed and checked before torch is 
 """
 
 import dataclasses
+import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.family import BatchTensor
+from titan.core.registry import load
+from titan.models.family import BatchTensor, ModelConfig
 
 if TYPE_CHECKING:
     from titan.models.family import HfFormat
+    from titan.models.flux.rows import PackedImages
     from titan.models.flux.transformer import FluxTransformerConfig
     from titan.parallel.parallel_plan import ParallelPlan
 
@@ -23,7 +26,7 @@ SINUSOID_DIM = 256
 
 _NOT_OF_THE_WEIGHTS = (
     "text_length",
-    "pictures_per_row",
+    "images_per_row",
     "attention",
     "split_projection",
     "rope",
@@ -32,13 +35,19 @@ _NOT_OF_THE_WEIGHTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class FluxConfig:
+class FluxConfig(ModelConfig):
     """Hyperparameters of a FLUX.1 transformer; the defaults are those of the debug size."""
 
     loss_module: ClassVar[str] = "flow_loss"
+    data_kind: ClassVar[str] = "images"
+    release_encoders: ClassVar[str] = "titan.train.images.release_encoders:ReleaseEncoders"
+    trial_encoders: ClassVar[str] = "titan.train.images.trial_encoders:TrialEncoders"
+    patch_pixels: ClassVar[int] = 16
+    """The autoencoder halves an image three times, and a token is 2x2 of its latents."""
+
     dim: int = option(128, "Model dim: width of both residual streams.", minimum=1)
-    num_double_blocks: int = option(2, "Blocks with weights of their own for text and for picture.", minimum=1)
-    num_single_blocks: int = option(4, "Blocks with the same weights for text and picture, after those.", minimum=1)
+    num_double_blocks: int = option(2, "Blocks with weights of their own for text and for image.", minimum=1)
+    num_single_blocks: int = option(4, "Blocks with the same weights for text and image, after those.", minimum=1)
     num_heads: int = option(4, "Number of attention heads; divides dim.", minimum=1)
     rope_dims: tuple[int, ...] = option(
         (8, 12, 12),
@@ -52,8 +61,8 @@ class FluxConfig:
     guidance_embedding: bool = option(
         False, "Whether the guidance scale is an input, as in the guidance-distilled dev release."
     )
-    text_length: int = option(64, "Text tokens of a row for each of its pictures, padding included.", minimum=1)
-    pictures_per_row: int = option(1, "The most pictures that are packed into one row.", minimum=1)
+    text_length: int = option(64, "Text tokens of a row for each of its images, padding included.", minimum=1)
+    images_per_row: int = option(1, "The most images that are packed into one row.", minimum=1)
     attention: str = option(
         "math",
         "Inner attention: math is explicit matmul and softmax, sdpa is PyTorch's scaled_dot_product_attention.",
@@ -105,9 +114,7 @@ class FluxConfig:
 
     def components(self) -> "FluxTransformerConfig":
         """The component tree; call `build()` on it, or on what rewriting makes of it. Imports torch."""
-        from titan.models.flux.components import flux_components
-
-        return flux_components(self)
+        return load("titan.models.flux.components:flux_components")(self)
 
     def tensor_parallel_plan(self) -> "ParallelPlan":
         """How tensor parallelism splits the model."""
@@ -115,24 +122,63 @@ class FluxConfig:
 
         return flux_plan(mlp_ratio=MLP_RATIO)
 
+    def check_context_parallel(self, sequence_length: int, num_devices: int) -> None:
+        """Raises ConfigError where text and images of a row of so many tokens cannot both be split over devices."""
+        image_length = self.image_length(sequence_length)
+        if self.images_per_row * self.text_length % num_devices:
+            raise ConfigError(
+                "model.text_length",
+                f"{self.images_per_row} x {self.text_length} tokens of text cannot be split over "
+                f"context_parallel={num_devices}",
+                f"give a multiple of {num_devices}",
+            )
+        if image_length % num_devices:
+            raise ConfigError(
+                "training.sequence_length",
+                f"the {image_length} of {sequence_length} tokens that are for images cannot be split over "
+                f"context_parallel={num_devices}",
+                f"give {sequence_length + -image_length % num_devices}",
+            )
+
+    def takes_rope_kernel(self) -> bool:
+        """Whether RoPE is by cosines and sines rather than by 2x2 matrices."""
+        return self.rope != "matrix"
+
+    def images(self) -> "FluxConfig":
+        """How images are taken in: a `titan.models.family.ImageModel`."""
+        return self
+
+    def rows(
+        self, store: Any, numbers: Any, sequence_length: int, *, seed: int, caption_dropout: float, guidance: float
+    ) -> "PackedImages":
+        """See `titan.models.family.ImageModel.rows`."""
+        from titan.models.flux.rows import PackedImages
+
+        shapes = {tensor.name: tensor.shape for tensor in self.batch_tensors(sequence_length)}
+        return PackedImages(store, numbers, shapes, seed=seed, caption_dropout=caption_dropout, guidance=guidance)
+
+    def fill_prediction(self, rows: Any, row: int, caption: Any, grid: Any, guidance: float) -> None:
+        """See `titan.models.family.ImageModel.fill_prediction`."""
+        from titan.models.flux.rows import fill_prediction
+
+        fill_prediction(rows, row, caption, grid, guidance)
+
     def hf(self) -> "HfFormat":
         """Weights and hyperparameters in the format of Diffusers' FluxTransformer2DModel. Imports torch."""
-        from titan.models.flux import hf
-
-        return hf
+        return importlib.import_module("titan.models.flux.hf")
 
     def image_length(self, sequence_length: int) -> int:
-        """Picture tokens of a row of `sequence_length` tokens; a picture of 1024x1024 pixels has 4096.
+        """Image tokens of a row of `sequence_length` tokens; an image of 1024x1024 pixels has 4096.
 
         Raises:
           ConfigError: the text alone fills such a row.
         """
-        text_length = self.pictures_per_row * self.text_length
+        text_length = self.images_per_row * self.text_length
         if sequence_length <= text_length:
             raise ConfigError(
                 "training.sequence_length",
-                f"{sequence_length} leaves nothing for pictures beside {text_length} text tokens "
-                "(model.pictures_per_row times model.text_length)",
+                f"{sequence_length} leaves nothing for images beside {text_length} text tokens "
+                "(model.images_per_row times model.text_length)",
                 "give more, e.g. 4608 for 1024x1024 pixels with 512 text tokens",
             )
         return sequence_length - text_length
@@ -143,10 +189,10 @@ class FluxConfig:
         Raises:
           ConfigError: the text alone fills such a row.
         """
-        image_length, num_pictures = self.image_length(sequence_length), self.pictures_per_row
-        text_length = num_pictures * self.text_length
-        of_image, of_text, of_picture = (image_length,), (text_length,), (num_pictures,)
-        guidance = (BatchTensor("guidance", "float32", of_picture, tokens=""),) if self.guidance_embedding else ()
+        image_length, num_images = self.image_length(sequence_length), self.images_per_row
+        text_length = num_images * self.text_length
+        of_image, of_text, per_image = (image_length,), (text_length,), (num_images,)
+        guidance = (BatchTensor("guidance", "float32", per_image, tokens=""),) if self.guidance_embedding else ()
         return (
             BatchTensor("latents", "float32", (*of_image, self.in_channels), tokens="set"),
             BatchTensor("noise", "float32", (*of_image, self.in_channels), tokens="set"),
@@ -155,7 +201,7 @@ class FluxConfig:
             BatchTensor("image_segment_ids", "int32", of_image, ignored=0, tokens="set"),
             BatchTensor("text", "float32", (*of_text, self.text_dim), tokens="set"),
             BatchTensor("text_segment_ids", "int32", of_text, tokens="set"),
-            BatchTensor("pooled", "float32", (*of_picture, self.pooled_dim), tokens=""),
+            BatchTensor("pooled", "float32", (*per_image, self.pooled_dim), tokens=""),
             *guidance,
         )
 
@@ -164,7 +210,7 @@ class FluxConfig:
         noised, _, timestep, *others = self.batch_tensors(sequence_length)
         return (
             dataclasses.replace(noised, name="noised"),
-            dataclasses.replace(timestep, shape=(self.pictures_per_row,), tokens=""),
+            dataclasses.replace(timestep, shape=(self.images_per_row,), tokens=""),
             *others,
         )
 
@@ -174,24 +220,24 @@ class FluxConfig:
         return {name: value for name, value in fields.items() if name not in _NOT_OF_THE_WEIGHTS}
 
     def flops_per_token(self, sequence_length: int) -> float:
-        """Model FLOPs of a row of full length over all its tokens; see `flops_per_picture`."""
-        image_length = self.image_length(sequence_length) / self.pictures_per_row
-        return self.flops_per_picture(image_length) * self.pictures_per_row / sequence_length
+        """Model FLOPs of a row of full length over all its tokens; see `flops_per_image`."""
+        image_length = self.image_length(sequence_length) / self.images_per_row
+        return self.flops_per_image(image_length) * self.images_per_row / sequence_length
 
     def attention_flops_per_token(self, sequence_length: int) -> float:
-        """The part of the products of queries, keys and values: a token sees all tokens of its picture and its text."""
-        return 12.0 * self.num_layers * self.dim * sequence_length / self.pictures_per_row
+        """The part of the products of queries, keys and values: a token sees all tokens of its image and its text."""
+        return 12.0 * self.num_layers * self.dim * sequence_length / self.images_per_row
 
-    def flops_per_picture(self, image_length: float) -> float:
-        """Model FLOPs of a training step per picture: matrix products forward and backward, two FLOPs per multiply-add.
+    def flops_per_image(self, image_length: float) -> float:
+        """Model FLOPs of a training step per image: matrix products forward and backward, two FLOPs per multiply-add.
 
         Backward counts twice the forward. Attention is not causal and counts in full. Text counts with all
         `text_length` tokens, whether or not they are padding. Element-wise work and recompute are not counted. (The
-        step times and MFU published for 1024x1024 pixels give 202 TFLOPs a picture, which is this count, 223, with
+        step times and MFU published for 1024x1024 pixels give 202 TFLOPs an image, which is this count, 223, with
         attention at half as if it were causal.)
 
         Args:
-          image_length: tokens of the picture.
+          image_length: tokens of the image.
         """
         dim, length = self.dim, image_length + self.text_length
         block_weights = (4 + 2 * MLP_RATIO) * dim * dim  # a token meets as many in a double block as in a single one

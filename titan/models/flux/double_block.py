@@ -1,6 +1,6 @@
-"""The double-stream block: text and picture have weights of their own and attend to each other.
+"""The double-stream block: text and image have weights of their own and attend to each other.
 
-Shapes: B batch, P pictures of a row, X text tokens, I picture tokens, T either of them, E model dim, N heads, D head
+Shapes: B batch, P images of a row, X text tokens, I image tokens, T either of them, E model dim, N heads, D head
 dim, F = N D.
 """
 
@@ -68,7 +68,7 @@ class DoubleBlockConfig:
 
     Attributes:
       text: the weights of text.
-      image: the weights of pictures.
+      image: the weights of images.
       rotary: node whose module maps (x_BTND, what the model's rope gives) to rotated heads [B, N, T, D].
       inner: node whose module maps (q_BNTD, k_BNTD, v_BNTD, AttentionMask) to [B, N, T, D].
     """
@@ -84,7 +84,7 @@ class DoubleBlockConfig:
 
 
 class DoubleBlock(nn.Module):
-    """Joint attention of text and picture, and a feed-forward for each, all modulated and gated."""
+    """Joint attention of text and image, and a feed-forward for each, all modulated and gated."""
 
     def __init__(self, config: DoubleBlockConfig):
         super().__init__()
@@ -96,11 +96,11 @@ class DoubleBlock(nn.Module):
     def forward(
         self, streams: tuple[Tensor, Tensor], conditioning_BPE: Tensor, rope: tuple[Tensor, ...], mask: AttentionMask
     ) -> tuple[Tensor, Tensor]:
-        """Maps the residual streams (text [B, X, E], picture [B, I, E]) to the next ones.
+        """Maps the residual streams (text [B, X, E], image [B, I, E]) to the next ones.
 
         Args:
-          streams: text and picture.
-          conditioning_BPE: the vector of each picture.
+          streams: text and image.
+          conditioning_BPE: the vector of each image.
           rope: what the rope gives for the whole sequence, text first.
           mask: of the whole sequence.
         """

@@ -1,6 +1,6 @@
-"""What all tokens of a picture are conditioned on: its timestep, its text's pooled embedding, the guidance scale.
+"""What all tokens of an image are conditioned on: its timestep, its text's pooled embedding, the guidance scale.
 
-Shapes: B batch, P pictures of a row, K size of the sinusoid or of the pooled embedding, E model dim.
+Shapes: B batch, P images of a row, K size of the sinusoid or of the pooled embedding, E model dim.
 """
 
 import dataclasses

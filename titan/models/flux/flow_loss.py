@@ -1,6 +1,6 @@
 """The loss of rectified flow (Liu et al., 2022, arXiv:2209.03003): a network predicts the velocity from data to noise.
 
-Shapes: B batch, I picture tokens, C elements of a latent token.
+Shapes: B batch, I image tokens, C elements of a latent token.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ class FlowLoss(nn.Module):
           prediction_BIC: what the network gives, of any float dtype.
           latents_BIC: the data, float32.
           noise_BIC: the noise, float32; the target is noise - latents.
-          segment_ids_BI: picture of each token; 0 is padding, which does not count.
+          segment_ids_BI: image of each token; 0 is padding, which does not count.
         """
         error_BIC = prediction_BIC.float() - (noise_BIC - latents_BIC)
         squared_BI = error_BIC.square().mean(-1)

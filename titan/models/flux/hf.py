@@ -128,8 +128,8 @@ def config_from_hf(folder: str) -> FluxConfig:
         head_dim, in_channels = config["attention_head_dim"], config["in_channels"]
         if config.get("out_channels") not in (None, in_channels):
             raise HfCheckpointError(
-                f"{path}: out_channels is {config['out_channels']!r}, in_channels {in_channels!r}; "
-                "give a model that predicts what it is given"
+                f"{path}: out_channels is {config['out_channels']!r}, in_channels {in_channels!r}",
+                "give a model that predicts what it is given",
             )
         own = {field: config[key] for field, key in _KEYS.items()}
         return FluxConfig(**own, dim=head_dim * own["num_heads"], rope_dims=tuple(config["axes_dims_rope"]))

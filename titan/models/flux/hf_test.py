@@ -29,7 +29,7 @@ def _theirs(config: FluxConfig) -> FluxTransformer2DModel:
 
 
 def _inputs(config: FluxConfig, rows: int, columns: int):
-    """Two pictures of one shape, as Diffusers and as the model here take them."""
+    """Two images of one shape, as Diffusers and as the model here take them."""
     generator = torch.Generator().manual_seed(1)
     noised = torch.randn(2, rows * columns, config.in_channels, generator=generator)
     text = torch.randn(2, config.text_length, config.text_dim, generator=generator)

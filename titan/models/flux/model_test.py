@@ -1,4 +1,4 @@
-"""FLUX.1: its flags change no result, rows of several pictures with padding are those pictures, the loss, the FLOPs."""
+"""FLUX.1: its flags change no result, rows of several images with padding are those images, the loss, the FLOPs."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from titan.models.flux import hf
 from titan.models.flux.config import FluxConfig, flux_dev
 from titan.models.flux.embedders import sinusoid
 from titan.models.flux.patches import patchify, unpatchify
-from titan.models.flux.rows_for_test import CONFIG, build, packed, picture
+from titan.models.flux.rows_for_test import CONFIG, build, image, packed
 
 REWRITES = [{"split_projection": False}, {"rope": "matrix"}, {"qkv_unpack": "permute"}, {"attention": "sdpa"}]
 
@@ -36,7 +36,7 @@ def _converted(weights, config: FluxConfig, tmp_path):
 @pytest.mark.parametrize("change", REWRITES, ids=lambda change: next(iter(change)))
 def test_each_rewrite_changes_no_result(tmp_path, change):
     config, weights = dataclasses.replace(CONFIG, **change), build(CONFIG).state_dict()
-    batch = picture(CONFIG, 4, 5, text_length=7, seed=1)
+    batch = image(CONFIG, 4, 5, text_length=7, seed=1)
     loss, gradients = _loss_and_gradients(CONFIG, weights, batch)
     other_loss, other_gradients = _loss_and_gradients(config, _converted(weights, config, tmp_path), batch)
     # Float32 sums in another order; what is only a matter of layout is the same to the last bit or two.
@@ -46,15 +46,15 @@ def test_each_rewrite_changes_no_result(tmp_path, change):
         assert (other_gradients[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
 
 
-def test_a_packed_row_is_its_pictures_and_padding_counts_for_nothing():
+def test_a_packed_row_is_its_images_and_padding_counts_for_nothing():
     config = dataclasses.replace(CONFIG, guidance_embedding=True)
     weights = build(config).state_dict()
-    pictures = [
-        picture(config, rows, columns, text_length=text_length, seed=seed)
+    images = [
+        image(config, rows, columns, text_length=text_length, seed=seed)
         for seed, (rows, columns, text_length) in enumerate([(4, 6, 7), (3, 3, 2), (2, 7, 5)])
     ]
-    separate = [_loss_and_gradients(config, weights, batch) for batch in pictures]
-    loss, gradients = _loss_and_gradients(config, weights, packed(pictures, image_padding=5, text_padding=3))
+    separate = [_loss_and_gradients(config, weights, batch) for batch in images]
+    loss, gradients = _loss_and_gradients(config, weights, packed(images, image_padding=5, text_padding=3))
     # Sums of masked softmaxes and of three gradients, in another order.
     torch.testing.assert_close(loss, sum(loss for loss, _ in separate), rtol=1e-5, atol=0)
     for name, gradient in gradients.items():
@@ -63,9 +63,9 @@ def test_a_packed_row_is_its_pictures_and_padding_counts_for_nothing():
 
 
 @pytest.mark.parametrize("room", [1, 2])
-def test_a_row_may_have_fewer_pictures_than_it_has_room_for(room):
+def test_a_row_may_have_fewer_images_than_it_has_room_for(room):
     weights = build(CONFIG).state_dict()
-    alone = picture(CONFIG, 3, 4, text_length=7, seed=3)
+    alone = image(CONFIG, 3, 4, text_length=7, seed=3)
     roomy = packed([alone], image_padding=2, text_padding=1)
     roomy["pooled"] = torch.cat((roomy["pooled"], *[torch.full_like(roomy["pooled"], 9.0)] * (room - 1)), dim=1)
     expected, _ = _loss_and_gradients(CONFIG, weights, alone)
@@ -73,7 +73,7 @@ def test_a_row_may_have_fewer_pictures_than_it_has_room_for(room):
 
 
 def test_the_loss_is_the_error_of_the_velocity():
-    model, batch = build(CONFIG), picture(CONFIG, 3, 4, text_length=7, seed=4)
+    model, batch = build(CONFIG), image(CONFIG, 3, 4, text_length=7, seed=4)
     t = batch["timestep"][..., None]
     noised = (1 - t) * batch["latents"] + t * batch["noise"]
     rest = [value for name, value in batch.items() if name not in ("latents", "noise", "timestep")]
@@ -90,7 +90,7 @@ def test_at_its_beginning_the_model_predicts_zero():
     } == zeros
     weights = build(CONFIG).state_dict()
     weights = {name: torch.zeros_like(weight) if name in zeros else weight for name, weight in weights.items()}
-    batch = picture(CONFIG, 3, 4, text_length=7, seed=5)
+    batch = image(CONFIG, 3, 4, text_length=7, seed=5)
     loss, _ = _loss_and_gradients(CONFIG, weights, batch)
     torch.testing.assert_close(loss, (batch["noise"] - batch["latents"]).square().mean(-1).sum())
 
@@ -119,11 +119,9 @@ def test_patches_are_those_of_diffusers_and_return():
 
 
 def test_a_batch_declares_the_arguments_of_the_loss():
-    config = dataclasses.replace(CONFIG, pictures_per_row=2, guidance_embedding=True)
+    config = dataclasses.replace(CONFIG, images_per_row=2, guidance_embedding=True)
     tensors = {tensor.name: tensor for tensor in config.batch_tensors(50)}
-    batch = packed(
-        [picture(config, 3, 4, text_length=7, seed=seed) for seed in (1, 2)], image_padding=12, text_padding=0
-    )
+    batch = packed([image(config, 3, 4, text_length=7, seed=seed) for seed in (1, 2)], image_padding=12, text_padding=0)
     assert list(tensors) == list(batch)
     for name, tensor in tensors.items():
         assert (1, *tensor.shape) == batch[name].shape
@@ -133,18 +131,18 @@ def test_a_batch_declares_the_arguments_of_the_loss():
 
 def test_flops_are_those_of_the_matrix_products():
     config = dataclasses.replace(CONFIG, attention="math", guidance_embedding=True)
-    model, batch = build(config), picture(config, 4, 6, text_length=7, seed=1)
+    model, batch = build(config), image(config, 4, 6, text_length=7, seed=1)
     with FlopCounterMode(display=False) as counter:
         model.loss(*batch.values())
     length = 4 * 6 + config.text_length
-    assert config.flops_per_picture(4 * 6) == pytest.approx(3 * counter.get_total_flops())
+    assert config.flops_per_image(4 * 6) == pytest.approx(3 * counter.get_total_flops())
     assert config.flops_per_token(length) * length == pytest.approx(3 * counter.get_total_flops())
     attention = 4 * config.num_layers * config.dim * length**2
     assert config.attention_flops_per_token(length) * length == pytest.approx(3 * attention)
 
 
-def test_dev_needs_223_teraflops_for_a_picture_of_1024_pixels():
-    assert flux_dev().flops_per_picture(4096) == pytest.approx(223.15e12, rel=1e-4)
+def test_dev_needs_223_teraflops_for_a_image_of_1024_pixels():
+    assert flux_dev().flops_per_image(4096) == pytest.approx(223.15e12, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +159,6 @@ def test_contradictions_are_named(change, message):
     assert message in str(error.value)
 
 
-def test_a_row_without_room_for_pictures_is_refused():
-    with pytest.raises(ConfigError, match="14 leaves nothing for pictures beside 14 text tokens"):
-        dataclasses.replace(CONFIG, pictures_per_row=2).batch_tensors(14)
+def test_a_row_without_room_for_images_is_refused():
+    with pytest.raises(ConfigError, match="14 leaves nothing for images beside 14 text tokens"):
+        dataclasses.replace(CONFIG, images_per_row=2).batch_tensors(14)

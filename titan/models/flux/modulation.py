@@ -1,6 +1,6 @@
-"""Adaptive layer norm (adaLN-Zero of Peebles and Xie, 2022, arXiv:2212.09748): a picture's vector scales and shifts.
+"""Adaptive layer norm (adaLN-Zero of Peebles and Xie, 2022, arXiv:2212.09748): an image's vector scales and shifts.
 
-Shapes: B batch, P pictures of a row, T tokens, E model dim. Picture p of a row has the segment id p + 1, 0 is padding.
+Shapes: B batch, P images of a row, T tokens, E model dim. Image p of a row has the segment id p + 1, 0 is padding.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ class Modulation(nn.Module):
         self.linear = config.linear.build()
 
     def forward(self, conditioning_BPE: Tensor, segment_ids_BT: Tensor) -> list[Tensor]:
-        """The vectors that each token meets: [B, T, E] each, or [B, 1, E] for all tokens where a row has one picture.
+        """The vectors that each token meets: [B, T, E] each, or [B, 1, E] for all tokens where a row has one image.
 
         Args:
-          conditioning_BPE: the vector of each picture.
-          segment_ids_BT: integer picture of each token.
+          conditioning_BPE: the vector of each image.
+          segment_ids_BT: integer image of each token.
         """
         vectors = self.linear(F.silu(conditioning_BPE)).chunk(self.num_vectors, dim=-1)
         return [_of_tokens(vector_BPE, segment_ids_BT) for vector_BPE in vectors]
@@ -59,13 +59,13 @@ def modulated_norm(x_BTE: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def _of_tokens(vector_BPE: Tensor, segment_ids_BT: Tensor) -> Tensor:
-    """The vector of each token's picture.
+    """The vector of each token's image.
 
     By a masked sum, which is exact, since all terms but one are 0: unlike a gather it has a gradient without scatter.
     """
-    num_pictures = vector_BPE.shape[1]
-    if num_pictures == 1:
+    num_images = vector_BPE.shape[1]
+    if num_images == 1:
         return vector_BPE
-    pictures_P = torch.arange(1, num_pictures + 1, device=segment_ids_BT.device, dtype=segment_ids_BT.dtype)
-    is_own_BTP1 = (segment_ids_BT.unsqueeze(-1) == pictures_P).unsqueeze(-1)
+    images_P = torch.arange(1, num_images + 1, device=segment_ids_BT.device, dtype=segment_ids_BT.dtype)
+    is_own_BTP1 = (segment_ids_BT.unsqueeze(-1) == images_P).unsqueeze(-1)
     return torch.where(is_own_BTP1, vector_BPE.unsqueeze(1), 0.0).sum(2)

@@ -1,4 +1,4 @@
-"""Pictures' latents as the tokens that the transformer takes: patches of 2x2, row by row.
+"""Images' latents as the tokens that the transformer takes: patches of 2x2, row by row.
 
 Shapes: B batch, c latent channels, R rows and S columns of patches, C = 4 c elements of a token.
 """

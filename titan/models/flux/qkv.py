@@ -51,5 +51,5 @@ class Qkv(nn.Module):
 
 
 def joined(text: tuple[Tensor, ...], image: tuple[Tensor, ...]) -> list[Tensor]:
-    """Queries, keys and values of text and picture as those of one sequence, text first."""
+    """Queries, keys and values of text and image as those of one sequence, text first."""
     return [torch.cat(pair, dim=1) for pair in zip(text, image, strict=True)]

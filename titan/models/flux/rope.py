@@ -1,6 +1,6 @@
 """Rotary embedding of FLUX.1: each token has three positions, each of which rotates a part of a head's pairs.
 
-Text stands at (0, 0, 0), a picture's patch at (0, row, column). Pairs are adjacent elements.
+Text stands at (0, 0, 0), an image's patch at (0, row, column). Pairs are adjacent elements.
 
 Shapes: B batch, T tokens, N heads, D head dim, H = D / 2 pairs, of which the i-th position has h_i.
 """

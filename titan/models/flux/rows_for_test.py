@@ -27,8 +27,8 @@ def build(config: FluxConfig) -> torch.nn.Module:
     return model
 
 
-def picture(config: FluxConfig, rows: int, columns: int, *, text_length: int, seed: int) -> dict[str, torch.Tensor]:
-    """A batch of one row with one random picture and no padding."""
+def image(config: FluxConfig, rows: int, columns: int, *, text_length: int, seed: int) -> dict[str, torch.Tensor]:
+    """A batch of one row with one random image and no padding."""
     generator = torch.Generator().manual_seed(seed)
     length = rows * columns
 
@@ -50,13 +50,11 @@ def picture(config: FluxConfig, rows: int, columns: int, *, text_length: int, se
     return batch
 
 
-def packed(
-    pictures: list[dict[str, torch.Tensor]], *, image_padding: int, text_padding: int
-) -> dict[str, torch.Tensor]:
-    """The pictures of several rows in one row, with padding, full of junk, at the ends of picture and text tokens."""
+def packed(images: list[dict[str, torch.Tensor]], *, image_padding: int, text_padding: int) -> dict[str, torch.Tensor]:
+    """The images of several rows in one row, with padding, full of junk, at the ends of image and text tokens."""
     batch = {}
-    for name in pictures[0]:
-        parts = [picture[name] for picture in pictures]
+    for name in images[0]:
+        parts = [image[name] for image in images]
         if name.endswith("segment_ids"):
             parts = [part * (index + 1) for index, part in enumerate(parts)]
         if name not in ("pooled", "guidance"):
@@ -68,7 +66,7 @@ def packed(
 
 
 def patch_positions(*, rows: int, columns: int) -> torch.Tensor:
-    """Positions (0, row, column) of the patches of a picture, int32 [R S, 3]."""
+    """Positions (0, row, column) of the patches of an image, int32 [R S, 3]."""
     row_RS, column_RS = torch.meshgrid(
         torch.arange(rows, dtype=torch.int32), torch.arange(columns, dtype=torch.int32), indexing="ij"
     )

@@ -1,8 +1,8 @@
-"""The single-stream block: text and picture as one sequence, attention and feed-forward side by side.
+"""The single-stream block: text and image as one sequence, attention and feed-forward side by side.
 
 The two read the same input and share one output matrix, as in ViT-22B (Dehghani et al., 2023, arXiv:2302.05442).
 
-Shapes: B batch, P pictures of a row, T tokens, E model dim, F inner dim of the feed-forward, N heads, D head dim.
+Shapes: B batch, P images of a row, T tokens, E model dim, F inner dim of the feed-forward, N heads, D head dim.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
-"""The transformer of FLUX.1, which predicts the velocity of rectified flow for the latent patches of pictures.
+"""The transformer of FLUX.1, which predicts the velocity of rectified flow for the latent patches of images.
 
 Facts of the architecture are those of the release by Black Forest Labs and of Diffusers' `FluxTransformer2DModel`.
 
-A batch's row is a packed sequence: the text tokens of its pictures, then their latent tokens. Of either, a token has
-the segment id p + 1 for the p-th picture of the row, or 0 where it is padding; it sees the tokens of its own segment.
+A batch's row is a packed sequence: the text tokens of its images, then their latent tokens. Of either, a token has
+the segment id p + 1 for the p-th image of the row, or 0 where it is padding; it sees the tokens of its own segment.
 
-Shapes: B batch, P pictures of a row, X text tokens, I picture tokens, T = X + I, C elements of a latent token, S width
+Shapes: B batch, P images of a row, X text tokens, I image tokens, T = X + I, C elements of a latent token, S width
 of text embeddings, K width of the pooled embedding, E model dim.
 """
 
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from titan.models.flux.double_block import DoubleBlockConfig
 from titan.models.flux.embedders import EmbedderConfig, sinusoid
 from titan.models.flux.flow_loss import FlowLossConfig
-from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.flux.modulation import ModulationConfig, modulated_norm
 from titan.models.flux.rope import FluxRopeConfig
 from titan.models.flux.single_block import SingleBlockConfig
 from titan.models.layers.attention import SegmentMaskConfig
+from titan.models.layers.image_times import ImageTimesConfig
 from titan.models.layers.linear import LinearConfig
 
 
@@ -40,7 +40,7 @@ class FluxTransformerConfig:
       guidance_in: embedder of the guidance scale's sinusoid; None: the model has no such input.
       rope: what rotates the heads of all blocks.
       mask: node whose module maps segment ids to which tokens see which.
-      picture_times: gives each picture's timestep for the loss, where each token has one.
+      image_times: gives each image's timestep for the loss, where each token has one.
       double_blocks: one node per double-stream block.
       single_blocks: one node per single-stream block.
       final_modulation: gives scale and shift of the last norm.
@@ -55,7 +55,7 @@ class FluxTransformerConfig:
     guidance_in: EmbedderConfig | None
     rope: FluxRopeConfig
     mask: SegmentMaskConfig
-    picture_times: PictureTimesConfig
+    image_times: ImageTimesConfig
     double_blocks: tuple[DoubleBlockConfig, ...]
     single_blocks: tuple[SingleBlockConfig, ...]
     final_modulation: ModulationConfig
@@ -85,7 +85,7 @@ class FluxTransformer(nn.Module):
         self.guidance_in = config.guidance_in.build() if config.guidance_in is not None else None
         self.rope = config.rope.build()
         self.mask = config.mask.build()
-        self.picture_times = config.picture_times.build()
+        self.image_times = config.image_times.build()
         self.double_blocks = nn.ModuleList(block.build() for block in config.double_blocks)
         self.single_blocks = nn.ModuleList(block.build() for block in config.single_blocks)
         self.final_modulation = config.final_modulation.build()
@@ -107,13 +107,13 @@ class FluxTransformer(nn.Module):
 
         Args:
           noised_BIC: that point, (1 - t) latents + t noise, float32.
-          timestep_BP: t of each picture, float32, from 0 (data) to 1 (noise).
-          image_positions_BI3: integer (0, row, column) of each patch in its picture.
-          image_segment_ids_BI: integer picture of each latent token.
+          timestep_BP: t of each image, float32, from 0 (data) to 1 (noise).
+          image_positions_BI3: integer (0, row, column) of each patch in its image.
+          image_segment_ids_BI: integer image of each latent token.
           text_BXS: token embeddings of the text encoder (T5).
-          text_segment_ids_BX: integer picture of each text token.
-          pooled_BPK: pooled text embedding (CLIP) of each picture.
-          guidance_BP: guidance scale of each picture, float32; for a model with a guidance embedder, and for no other.
+          text_segment_ids_BX: integer image of each text token.
+          pooled_BPK: pooled text embedding (CLIP) of each image.
+          guidance_BP: guidance scale of each image, float32; for a model with a guidance embedder, and for no other.
         """
         conditioning_BPE = self.time_in(sinusoid(timestep_BP, self.sinusoid_dim)) + self.pooled_in(pooled_BPK)
         if self.guidance_in is not None:
@@ -149,14 +149,14 @@ class FluxTransformer(nn.Module):
         Args:
           latents_BIC: packed 2x2 patches of scaled and shifted latents, float32; padding is 0.
           noise_BIC: standard normal noise, float32.
-          timestep_BI: t of each token's picture, float32, from 0 (data) to 1 (noise).
+          timestep_BI: t of each token's image, float32, from 0 (data) to 1 (noise).
           image_positions_BI3, image_segment_ids_BI, text_BXS, text_segment_ids_BX, pooled_BPK, guidance_BP: as in
             `forward`.
         """
         t_BI1 = timestep_BI.unsqueeze(-1)
         prediction_BIC = self(
             (1.0 - t_BI1) * latents_BIC + t_BI1 * noise_BIC,
-            self.picture_times(timestep_BI, image_segment_ids_BI, pooled_BPK.shape[1]),
+            self.image_times(timestep_BI, image_segment_ids_BI, pooled_BPK.shape[1]),
             image_positions_BI3,
             image_segment_ids_BI,
             text_BXS,

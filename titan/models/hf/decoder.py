@@ -4,9 +4,10 @@ Both sides lay out heads for the family's kind of RoPE, and weights [out, in]: t
 Experts alone are laid out differently: here one parameter [X, in, out] for all, in the files X tensors [out, in].
 """
 
+import dataclasses
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -61,66 +62,83 @@ def hf_tensors(fqn: str, parameter: Tensor) -> dict[str, Tensor]:
     return {name.format(index): expert.T for index, expert in enumerate(parameter)}
 
 
-def load_decoder(folder: str, model_config: ModelConfig) -> dict[str, Tensor]:
-    """Reads the weights of a folder, sharded or not: the state dict of the model, in the model's order.
+@dataclasses.dataclass(frozen=True)
+class DecoderFormat:
+    """Hugging Face folders of one family of decoders: a `titan.models.family.HfFormat`.
 
-    Args:
-      folder: holds `model.safetensors.index.json` with its shards, or `model.safetensors`.
-      model_config: the model that is to receive them.
-
-    Raises:
-      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
-        quantised.
+    Attributes:
+      config_from_hf: the hyperparameters that a folder's config.json describes.
+      to_hf_config: content of config.json, without the dtype.
     """
-    parameters = _parameters(model_config)
-    expected = {name: part.shape for fqn, meta in parameters.items() for name, part in hf_tensors(fqn, meta).items()}
-    files = list_tensors(folder)
-    is_tied = "head.weight" not in parameters
-    check_names(files.source, files.paths, expected, {_HEAD} if is_tied else ())
-    tensors = {}
-    for name, tensor in read_tensors(files):
-        if name in expected:
-            check_tensor(files.paths[name], name, tensor, expected[name])
-        tensors[name] = tensor
-    state_dict = {}
-    for fqn, meta in parameters.items():
-        parts = [tensors.pop(name) for name in hf_tensors(fqn, meta)]
-        state_dict[fqn] = torch.stack([part.T for part in parts]) if meta.dim() == 3 else parts[0]
-    # A tied model's file may repeat the table as the head; a head of its own would be lost in silence.
-    if _HEAD in tensors and not torch.equal(tensors[_HEAD], state_dict["embedding.weight"]):
-        raise HfCheckpointError(
-            f"{files.paths[_HEAD]}: tensor {_HEAD} differs from the embedding; set --model.tie_embeddings=false"
-        )
-    return state_dict
 
+    config_from_hf: Callable[[str], ModelConfig]
+    to_hf_config: Callable[[Any], Mapping[str, Any]]
 
-def save_decoder(
-    state_dict: Mapping[str, Tensor],
-    model_config: ModelConfig,
-    hf_config: Mapping[str, Any],
-    folder: str,
-    *,
-    max_shard_bytes: int,
-) -> None:
-    """Writes weights as a folder that `transformers` loads with `from_pretrained`, and `load_decoder` bit for bit.
+    def load_hf(self, folder: str, model_config: ModelConfig) -> dict[str, Tensor]:
+        """Reads the weights of a folder, sharded or not; the tensors of a layer's experts are stacked.
 
-    Args:
-      state_dict: the model's state dict, complete, on any device, of any floating dtype.
-      model_config: the model's configuration.
-      hf_config: content of config.json, without the dtype.
-      folder: made if it does not exist; must not hold weights already.
-      max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
+        Args:
+          folder: holds `model.safetensors.index.json` with its shards, or `model.safetensors`.
+          model_config: the model that is to receive them (see `config_from_hf`).
 
-    Raises:
-      HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
-    """
-    parameters = _parameters(model_config)
-    check_names("the state dict", state_dict, parameters)
-    for fqn, tensor in state_dict.items():
-        check_tensor("the state dict", fqn, tensor, parameters[fqn].shape)
-    tensors = {name: part for fqn in parameters for name, part in hf_tensors(fqn, state_dict[fqn]).items()}
-    dtype = str(state_dict["embedding.weight"].dtype).removeprefix("torch.")
-    write_tensors(tensors, {**hf_config, "torch_dtype": dtype}, folder, max_shard_bytes=max_shard_bytes)
+        Returns:
+          The state dict of the model, on the CPU, in the model's order and in the files' dtype.
+
+        Raises:
+          HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
+            quantised.
+        """
+        parameters = _parameters(model_config)
+        expected = {
+            name: part.shape for fqn, meta in parameters.items() for name, part in hf_tensors(fqn, meta).items()
+        }
+        files = list_tensors(folder)
+        is_tied = "head.weight" not in parameters
+        check_names(files.source, files.paths, expected, {_HEAD} if is_tied else ())
+        tensors = {}
+        for name, tensor in read_tensors(files):
+            if name in expected:
+                check_tensor(files.paths[name], name, tensor, expected[name])
+            tensors[name] = tensor
+        state_dict = {}
+        for fqn, meta in parameters.items():
+            parts = [tensors.pop(name) for name in hf_tensors(fqn, meta)]
+            state_dict[fqn] = torch.stack([part.T for part in parts]) if meta.dim() == 3 else parts[0]
+        # A tied model's file may repeat the table as the head; a head of its own would be lost in silence.
+        if _HEAD in tensors and not torch.equal(tensors[_HEAD], state_dict["embedding.weight"]):
+            raise HfCheckpointError(
+                f"{files.paths[_HEAD]}: tensor {_HEAD} differs from the embedding", "set --model.tie_embeddings=false"
+            )
+        return state_dict
+
+    def save_hf(
+        self,
+        state_dict: Mapping[str, Tensor],
+        model_config: ModelConfig,
+        folder: str,
+        *,
+        max_shard_bytes: int = 5 * 10**9,
+    ) -> None:
+        """Writes weights as a folder that `load_hf` reads bit for bit, and `transformers` if it has the model.
+
+        Args:
+          state_dict: the model's state dict, complete, on any device, of any floating dtype.
+          model_config: the model's configuration.
+          folder: made if it does not exist; must not hold weights already, since stale shards would be taken for new
+            ones.
+          max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
+
+        Raises:
+          HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
+        """
+        parameters = _parameters(model_config)
+        check_names("the state dict", state_dict, parameters)
+        for fqn, tensor in state_dict.items():
+            check_tensor("the state dict", fqn, tensor, parameters[fqn].shape)
+        tensors = {name: part for fqn in parameters for name, part in hf_tensors(fqn, state_dict[fqn]).items()}
+        dtype = str(state_dict["embedding.weight"].dtype).removeprefix("torch.")
+        hf_config = {**self.to_hf_config(model_config), "torch_dtype": dtype}
+        write_tensors(tensors, hf_config, folder, max_shard_bytes=max_shard_bytes)
 
 
 def read_config(folder: str, family: str, fixed: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -139,7 +157,7 @@ def read_config(folder: str, family: str, fixed: Mapping[str, Any]) -> tuple[str
     for key, expected in fixed.items():
         if config.get(key, expected) != expected:
             problem = f"{key} is {config[key]!r}, a {family} has {expected!r}"
-            raise HfCheckpointError(f"{path}: {problem}; give a {family} folder")
+            raise HfCheckpointError(f"{path}: {problem}", f"give a {family} folder")
     return path, config
 
 
@@ -188,7 +206,7 @@ def shared_hf_config(config: Any) -> dict[str, Any]:
 
 def missing_key(path: str, error: KeyError) -> HfCheckpointError:
     """The error for a key that config.json lacks."""
-    return HfCheckpointError(f"{path}: the key {error.args[0]!r} is missing; give a complete config.json")
+    return HfCheckpointError(f"{path}: the key {error.args[0]!r} is missing", "give a complete config.json")
 
 
 def _parameters(model_config: ModelConfig) -> dict[str, Tensor]:

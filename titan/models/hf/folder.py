@@ -23,7 +23,17 @@ _CURE = "give the weights of this model, or the --model flags of these weights"
 
 
 class HfCheckpointError(ValueError):
-    """A Hugging Face folder that does not fit; the message is one line naming the file, and the tensor or key."""
+    """A Hugging Face folder that does not fit; its text is one line.
+
+    Attributes:
+      problem: names the file, and the tensor or key.
+      cure: what to do; empty where there is nothing to say.
+    """
+
+    def __init__(self, problem: str, cure: str = ""):
+        super().__init__(f"{problem}; {cure}" if cure else problem)
+        self.problem = problem
+        self.cure = cure
 
 
 class TensorFiles(NamedTuple):
@@ -53,7 +63,7 @@ def list_tensors(folder: str, *, stem: str = _STEM) -> TensorFiles:
     if os.path.exists(index):
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict):
-            raise HfCheckpointError(f"{index}: there is no weight_map; give the index that belongs to the shards")
+            raise HfCheckpointError(f"{index}: there is no weight_map", "give the index that belongs to the shards")
         for name, file in weight_map.items():
             if os.path.basename(file) != file:
                 raise HfCheckpointError(f"{index}: {name} is in {file!r}, which is not a file name in the same folder")
@@ -62,7 +72,7 @@ def list_tensors(folder: str, *, stem: str = _STEM) -> TensorFiles:
         with _open(single) as tensors:
             return TensorFiles(single, dict.fromkeys(tensors.keys(), single))
     raise HfCheckpointError(
-        f"{folder}: there is neither {names[0]} nor {names[1]}; give a folder of safetensors weights"
+        f"{folder}: there is neither {names[0]} nor {names[1]}", "give a folder of safetensors weights"
     )
 
 
@@ -103,7 +113,9 @@ def write_tensors(
     os.makedirs(folder, exist_ok=True)
     present = sorted(name for name in os.listdir(folder) if name.endswith((".safetensors", _INDEX_SUFFIX)))
     if present:
-        raise HfCheckpointError(f"{os.path.join(folder, present[0])}: there are weights already; give an empty folder")
+        raise HfCheckpointError(
+            f"{os.path.join(folder, present[0])}: there are weights already", "give an empty folder"
+        )
     weight_map = {}
     shards = _shards(tensors, max_shard_bytes)
     for number, names in enumerate(shards, start=1):
@@ -126,17 +138,17 @@ def check_names(source: str, found: Collection[str], expected: Collection[str], 
     for problem, names in (("missing", expected - found), ("unexpected", found - expected - set(optional))):
         if names:
             first, more = min(names), f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise HfCheckpointError(f"{source}: tensor {first} is {problem}{more}; {_CURE}")
+            raise HfCheckpointError(f"{source}: tensor {first} is {problem}{more}", _CURE)
 
 
 def check_tensor(source: str, name: str, tensor: Tensor, shape: torch.Size) -> None:
     """Raises HfCheckpointError, naming `source` and the tensor, unless it has the shape and is not quantised."""
     if tensor.shape != shape:
         raise HfCheckpointError(
-            f"{source}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}; {_CURE}"
+            f"{source}: tensor {name} has shape {list(tensor.shape)}, expected {list(shape)}", _CURE
         )
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise HfCheckpointError(f"{source}: tensor {name} is {tensor.dtype}; give weights that are not quantised")
+        raise HfCheckpointError(f"{source}: tensor {name} is {tensor.dtype}", "give weights that are not quantised")
 
 
 def read_json(path: str) -> dict[str, Any]:
@@ -145,9 +157,9 @@ def read_json(path: str) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             content = json.load(file)
     except (OSError, ValueError) as error:
-        raise HfCheckpointError(f"{path}: cannot be read as JSON ({error}); give a complete folder") from error
+        raise HfCheckpointError(f"{path}: cannot be read as JSON ({error})", "give a complete folder") from error
     if not isinstance(content, dict):
-        raise HfCheckpointError(f"{path}: is no JSON object; give a complete folder")
+        raise HfCheckpointError(f"{path}: is no JSON object", "give a complete folder")
     return content
 
 
@@ -161,9 +173,9 @@ def _open(path: str) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
-        raise HfCheckpointError(f"{path}: there is no such file, but the index names it; fetch it again") from error
+        raise HfCheckpointError(f"{path}: there is no such file, but the index names it", "fetch it again") from error
     except (SafetensorError, OSError) as error:
-        raise HfCheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error
+        raise HfCheckpointError(f"{path}: cannot be read as safetensors ({error})", "fetch it again") from error
 
 
 def _shards(tensors: Mapping[str, Tensor], max_shard_bytes: int) -> list[list[str]]:

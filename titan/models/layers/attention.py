@@ -84,8 +84,10 @@ class SegmentMask(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class MathAttentionConfig:
-    """Configuration of `MathAttention`.
+class InnerAttentionConfig:
+    """Base of the configurations of attention proper, by which kernels and parallelism find it in any model.
+
+    The module that `build()` makes takes queries [B, N, T, D], keys and values [B, K, S, D], and a mask.
 
     Attributes:
       scale: factor of the scores; usually head_dim ** -0.5.
@@ -96,6 +98,11 @@ class MathAttentionConfig:
     scale: float
     window: int = 0
     causal: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class MathAttentionConfig(InnerAttentionConfig):
+    """Configuration of `MathAttention`."""
 
     def build(self) -> "MathAttention":
         """The module, which has no parameters."""
@@ -130,18 +137,8 @@ class MathAttention(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class SdpaAttentionConfig:
-    """Configuration of `SdpaAttention`.
-
-    Attributes:
-      scale: factor of the scores; usually head_dim ** -0.5.
-      window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
-      causal: whether the masks of this model are causal, for kernels that make the mask themselves.
-    """
-
-    scale: float
-    window: int = 0
-    causal: bool = True
+class SdpaAttentionConfig(InnerAttentionConfig):
+    """Configuration of `SdpaAttention`."""
 
     def build(self) -> "SdpaAttention":
         """The module, which has no parameters."""
@@ -238,3 +235,7 @@ class Attention(nn.Module):
     def _split_heads(self, x: Tensor) -> Tensor:
         """[B, T, heads * D] to [B, T, heads, D], a view."""
         return x.view(*x.shape[:2], -1, self.head_dim)
+
+
+INNER_ATTENTION: dict[str, type[InnerAttentionConfig]] = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
+"""What a family's field `attention` may name."""

@@ -1,4 +1,4 @@
-"""The pre-norm decoder that several families are: a tree of component configurations and the modules it builds.
+"""Pre-norm decoder shared by the families of language models: component configurations, and the modules they build.
 
 Families differ in what the nodes are (normalised queries and keys, a mixture of experts) and in their sizes, not in how
 these are put together. A node's fields carry the names of its module's children, so that a path in the tree
@@ -26,7 +26,7 @@ from titan.models.layers.routing_tally import RoutingTally
 
 
 class RoutedStream(NamedTuple):
-    """What goes from layer to layer where the routing of mixtures is told.
+    """What goes from layer to layer where the routing of mixtures is counted.
 
     Attributes:
       x_BTE: the residual stream.

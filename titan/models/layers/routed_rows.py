@@ -103,7 +103,9 @@ class RowsByExpert:
 
     @classmethod
     def of(cls, experts_Mk: Tensor, num_experts: int, max_rows: int) -> "RowsByExpert":
-        """Args:
+        """The rows that routing gives each expert.
+
+        Args:
         experts_Mk: ids of the experts of each token; `num_experts` stands for nobody.
         num_experts: X.
         max_rows: the most rows that experts can have together. R is no more than that.

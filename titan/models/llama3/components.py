@@ -1,7 +1,7 @@
 """From hyperparameters to the component tree of Llama 3, with the sizes and the initialiser of every single module."""
 
 from titan.core.init import Normal, TruncatedNormal
-from titan.models.layers.attention import AttentionConfig, MathAttentionConfig, SdpaAttentionConfig
+from titan.models.layers.attention import INNER_ATTENTION, AttentionConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.decoder import DecoderConfig, TransformerBlockConfig
 from titan.models.layers.embedding import EmbeddingConfig
@@ -10,8 +10,6 @@ from titan.models.layers.linear import LinearConfig
 from titan.models.layers.norm import RMSNormConfig
 from titan.models.layers.rope import Llama3RopeScaling, RopeConfig
 from titan.models.llama3.config import Llama3Config
-
-_INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 
 
 def llama3_components(config: Llama3Config) -> DecoderConfig:
@@ -44,7 +42,7 @@ def _layer(config: Llama3Config, index: int) -> TransformerBlockConfig:
             wk=LinearConfig(config.dim, kv_dim),
             wv=LinearConfig(config.dim, kv_dim),
             wo=LinearConfig(q_dim, config.dim, residual_init),
-            inner=_INNER[config.attention](head_dim**-0.5),
+            inner=INNER_ATTENTION[config.attention](head_dim**-0.5),
         ),
         feed_forward_norm=RMSNormConfig(config.dim, config.norm_eps),
         feed_forward=FeedForwardConfig(

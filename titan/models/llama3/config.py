@@ -4,21 +4,19 @@ The file imports no torch, so that flags are parsed and checked before torch is 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.decoder_family import DecoderFamily
-
-if TYPE_CHECKING:
-    from titan.models.family import HfFormat
-    from titan.models.layers.decoder import DecoderConfig
-    from titan.parallel.parallel_plan import ParallelPlan
+from titan.models.decoder_family import DecoderFamily, attention_option
 
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Config(DecoderFamily):
     """Hyperparameters of a Llama 3; the defaults are those of the debug size."""
+
+    components_function: ClassVar[str] = "titan.models.llama3.components:llama3_components"
+    hf_format: ClassVar[str] = "titan.models.llama3.hf:HF"
 
     vocab_size: int = option(4096, "Number of token ids; at least the tokenizer's.", minimum=1)
     dim: int = option(256, "Model dim: width of the residual stream.", minimum=1)
@@ -44,11 +42,7 @@ class Llama3Config(DecoderFamily):
     )
     max_sequence_length: int = option(8192, "The longest sequence the model is meant for, in tokens.", minimum=1)
     tie_embeddings: bool = option(False, "Whether the embedding's table is the head's weight too.")
-    attention: str = option(
-        "math",
-        "Inner attention: math is explicit matmul and softmax, sdpa is PyTorch's scaled_dot_product_attention.",
-        choices=("math", "sdpa"),
-    )
+    attention: str = attention_option()
 
     @property
     def resolved_head_dim(self) -> int:
@@ -57,24 +51,13 @@ class Llama3Config(DecoderFamily):
 
     def validate(self) -> None:
         """Raises ConfigError where hyperparameters that are each admitted contradict one another."""
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                "model.num_kv_heads",
-                f"{self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
-                "give a divisor of it",
-            )
         if self.head_dim == 0 and self.dim % self.num_heads:
             raise ConfigError(
                 "model.head_dim",
                 f"0 means dim / num_heads, but {self.num_heads} heads do not divide model.dim={self.dim}",
                 "give the size of a head, or another number of heads",
             )
-        if self.resolved_head_dim % 2:
-            raise ConfigError(
-                "model.head_dim",
-                f"a head of {self.resolved_head_dim} elements cannot be split into the pairs that RoPE rotates",
-                "give an even size",
-            )
+        super().validate()
         if self.rope_scaling == "llama3" and self.rope_high_frequency_factor <= self.rope_low_frequency_factor:
             raise ConfigError(
                 "model.rope_high_frequency_factor",
@@ -82,30 +65,6 @@ class Llama3Config(DecoderFamily):
                 f"model.rope_low_frequency_factor={self.rope_low_frequency_factor:g}",
                 "give a larger one (4 in Llama 3.1)",
             )
-
-    def components(self) -> "DecoderConfig":
-        """The component tree; call `build()` on it, or on what rewriting makes of it. Imports torch."""
-        from titan.models.llama3.components import llama3_components
-
-        return llama3_components(self)
-
-    def tensor_parallel_plan(self) -> "ParallelPlan":
-        """How tensor parallelism splits the model."""
-        from titan.models.layers.decoder_plan import decoder_plan
-
-        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.resolved_head_dim)
-
-    def hf(self) -> "HfFormat":
-        """Weights and hyperparameters in Hugging Face's format. Imports torch."""
-        from titan.models.llama3 import hf
-
-        return hf
-
-    def weight_fields(self) -> dict[str, Any]:
-        """The hyperparameters that belong to a set of weights, by name; `head_dim` as resolved."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["head_dim"] = self.resolved_head_dim
-        return {name: value for name, value in fields.items() if name not in ("attention", "max_sequence_length")}
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.

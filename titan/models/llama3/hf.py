@@ -1,16 +1,12 @@
 """Llama 3 weights in and out of Hugging Face folders: safetensors shards, their index JSON, and config.json."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from titan.models.hf.decoder import (
-    load_decoder,
+    DecoderFormat,
     missing_key,
     read_config,
     rope_parameters,
-    save_decoder,
     shared_fields,
     shared_hf_config,
 )
@@ -18,40 +14,6 @@ from titan.models.hf.folder import HfCheckpointError
 from titan.models.llama3.config import Llama3Config
 
 _FIXED = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-
-
-def load_hf(folder: str, model_config: Llama3Config) -> dict[str, Tensor]:
-    """Reads the weights of a Hugging Face Llama folder, sharded or not.
-
-    Args:
-      folder: holds `model.safetensors.index.json` with its shards, or `model.safetensors`.
-      model_config: the model that is to receive them (see `config_from_hf`).
-
-    Returns:
-      The state dict of the model, on the CPU, in the model's order and in the files' dtype.
-
-    Raises:
-      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
-        quantised.
-    """
-    return load_decoder(folder, model_config)
-
-
-def save_hf(
-    state_dict: Mapping[str, Tensor], model_config: Llama3Config, folder: str, *, max_shard_bytes: int = 5 * 10**9
-) -> None:
-    """Writes weights as a folder that `transformers` loads with `from_pretrained`, and `load_hf` bit for bit.
-
-    Args:
-      state_dict: the model's state dict, complete, on any device, of any floating dtype.
-      model_config: the model's configuration.
-      folder: made if it does not exist; must not hold weights already, since stale shards would be taken for new ones.
-      max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
-
-    Raises:
-      HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
-    """
-    save_decoder(state_dict, model_config, to_hf_config(model_config), folder, max_shard_bytes=max_shard_bytes)
 
 
 def config_from_hf(folder: str) -> Llama3Config:
@@ -80,7 +42,7 @@ def _rope_from_hf(path: str, config: dict[str, Any]) -> dict[str, Any]:
     if kind == "default":
         return {"rope_theta": theta}
     if kind != "llama3":
-        raise HfCheckpointError(f"{path}: RoPE scaling {kind!r} is not supported; give a model with 'llama3' or none")
+        raise HfCheckpointError(f"{path}: RoPE scaling {kind!r} is not supported", "give a model with 'llama3' or none")
     return {
         "rope_theta": theta,
         "rope_scaling": "llama3",
@@ -108,3 +70,9 @@ def to_hf_config(config: Llama3Config) -> dict[str, Any]:
         "intermediate_size": config.ffn_dim,
         "rope_scaling": scaling if config.rope_scaling == "llama3" else None,
     }
+
+
+HF = DecoderFormat(config_from_hf, to_hf_config)
+"""Reads and writes the family's folders."""
+
+load_hf, save_hf = HF.load_hf, HF.save_hf

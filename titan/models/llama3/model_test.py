@@ -103,7 +103,9 @@ def test_padding_changes_nothing():
     padded = {name: torch.nn.functional.pad(tensor, (0, 5)) for name, tensor in inputs.items()}
     padded["labels_BT"][:, -5:] = -100
     weights = dict(model.named_parameters())
-    for got, expected in zip(loss_and_gradients(model, weights, padded), loss_and_gradients(model, weights, inputs)):
+    for got, expected in zip(
+        loss_and_gradients(model, weights, padded), loss_and_gradients(model, weights, inputs), strict=True
+    ):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 

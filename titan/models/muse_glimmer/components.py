@@ -3,7 +3,7 @@
 import functools
 
 from titan.core.init import Normal, Zeros
-from titan.models.layers.attention import AttentionConfig, MathAttentionConfig, SdpaAttentionConfig
+from titan.models.layers.attention import INNER_ATTENTION, AttentionConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.decoder import DecoderConfig, TransformerBlockConfig
 from titan.models.layers.embedding import EmbeddingConfig
@@ -14,7 +14,6 @@ from titan.models.layers.norm import RMSNormConfig, UnscaledRMSNormConfig
 from titan.models.layers.rope import NoRotaryConfig, RopeConfig, RotaryConfig
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 
-_INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 _INIT = Normal(0.02)  # of every matrix
 _linear = functools.partial(LinearConfig, weight_init=_INIT)
 
@@ -53,7 +52,7 @@ def _layer(config: MuseGlimmerConfig, is_global: bool) -> TransformerBlockConfig
             wk=_linear(config.dim, kv_dim),
             wv=_linear(config.dim, kv_dim),
             wo=_linear(q_dim, config.dim),
-            inner=_INNER[config.attention](
+            inner=INNER_ATTENTION[config.attention](
                 config.query_scale * config.head_dim**-0.5, window=0 if is_global else config.window
             ),
             q_norm=UnscaledRMSNormConfig(config.norm_eps),

@@ -4,22 +4,19 @@ The file imports no torch, so that flags are parsed and checked before torch is 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.decoder_family import DecoderFamily
-
-if TYPE_CHECKING:
-    from titan.models.family import HfFormat
-    from titan.models.layers.decoder import DecoderConfig
-    from titan.parallel.parallel_plan import ParallelPlan
+from titan.models.decoder_family import DecoderFamily, attention_option
 
 
 @dataclasses.dataclass(frozen=True)
 class MuseGlimmerConfig(DecoderFamily):
     """Hyperparameters of a Muse Glimmer; the defaults are those of the debug size."""
 
+    components_function: ClassVar[str] = "titan.models.muse_glimmer.components:muse_glimmer_components"
+    hf_format: ClassVar[str] = "titan.models.muse_glimmer.hf:HF"
     tie_embeddings: ClassVar[bool] = False
     """The head has a weight of its own in every size."""
 
@@ -47,26 +44,11 @@ class MuseGlimmerConfig(DecoderFamily):
     )
     logit_soft_cap: float = option(20.0, "Bound of the logits, by tanh; above 0.", minimum=0.0)
     max_sequence_length: int = option(16384, "The longest sequence the model is meant for, in tokens.", minimum=1)
-    attention: str = option(
-        "math",
-        "Inner attention: math is explicit matmul and softmax, sdpa is PyTorch's scaled_dot_product_attention.",
-        choices=("math", "sdpa"),
-    )
+    attention: str = attention_option()
 
     def validate(self) -> None:
         """Raises ConfigError where hyperparameters that are each admitted contradict one another, or say nothing."""
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                "model.num_kv_heads",
-                f"{self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
-                "give a divisor of it",
-            )
-        if self.head_dim % 2:
-            raise ConfigError(
-                "model.head_dim",
-                f"a head of {self.head_dim} elements cannot be split into the pairs that RoPE rotates",
-                "give an even size",
-            )
+        super().validate()
         if self.num_layers % self.global_interval:
             raise ConfigError(
                 "model.num_layers",
@@ -83,29 +65,6 @@ class MuseGlimmerConfig(DecoderFamily):
     def is_global(self, layer: int) -> bool:
         """Whether a layer, by its index, sees all earlier tokens and skips RoPE: the last of each `global_interval`."""
         return (layer + 1) % self.global_interval == 0
-
-    def components(self) -> "DecoderConfig":
-        """The component tree; call `build()` on it, or on what rewriting makes of it. Imports torch."""
-        from titan.models.muse_glimmer.components import muse_glimmer_components
-
-        return muse_glimmer_components(self)
-
-    def tensor_parallel_plan(self) -> "ParallelPlan":
-        """How tensor parallelism splits the model."""
-        from titan.models.layers.decoder_plan import decoder_plan
-
-        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
-
-    def hf(self) -> "HfFormat":
-        """Weights and hyperparameters in the layout of Hugging Face's folders. Imports torch."""
-        from titan.models.muse_glimmer import hf
-
-        return hf
-
-    def weight_fields(self) -> dict[str, Any]:
-        """The hyperparameters that belong to a set of weights, by name."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if name not in ("attention", "max_sequence_length")}
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.

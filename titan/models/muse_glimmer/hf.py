@@ -4,17 +4,13 @@
 and titan's own otherwise. The rows of wq and wk lie as the model has them, in adjacent pairs.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from titan.models.hf.decoder import (
-    load_decoder,
+    DecoderFormat,
     missing_key,
     read_config,
     rope_parameters,
-    save_decoder,
     shared_fields,
     shared_hf_config,
 )
@@ -41,40 +37,6 @@ _KEYS = {
 }
 
 
-def load_hf(folder: str, model_config: MuseGlimmerConfig) -> dict[str, Tensor]:
-    """Reads the weights of a folder that `save_hf` wrote, sharded or not.
-
-    Args:
-      folder: holds `model.safetensors.index.json` with its shards, or `model.safetensors`.
-      model_config: the model that is to receive them (see `config_from_hf`).
-
-    Returns:
-      The state dict of the model, on the CPU, in the model's order and in the files' dtype.
-
-    Raises:
-      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
-        quantised.
-    """
-    return load_decoder(folder, model_config)
-
-
-def save_hf(
-    state_dict: Mapping[str, Tensor], model_config: MuseGlimmerConfig, folder: str, *, max_shard_bytes: int = 5 * 10**9
-) -> None:
-    """Writes weights as a folder that `load_hf` reads bit for bit.
-
-    Args:
-      state_dict: the model's state dict, complete, on any device, of any floating dtype.
-      model_config: the model's configuration.
-      folder: made if it does not exist; must not hold weights already, since stale shards would be taken for new ones.
-      max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
-
-    Raises:
-      HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
-    """
-    save_decoder(state_dict, model_config, to_hf_config(model_config), folder, max_shard_bytes=max_shard_bytes)
-
-
 def config_from_hf(folder: str) -> MuseGlimmerConfig:
     """The hyperparameters that a folder's config.json describes.
 
@@ -99,3 +61,9 @@ def to_hf_config(config: MuseGlimmerConfig) -> dict[str, Any]:
     """Content of config.json, without the dtype."""
     own = {key: getattr(config, field) for field, key in _KEYS.items()}
     return {"architectures": ["MuseGlimmerForCausalLM"], **shared_hf_config(config), **_FIXED, **own}
+
+
+HF = DecoderFormat(config_from_hf, to_hf_config)
+"""Reads and writes the family's folders."""
+
+load_hf, save_hf = HF.load_hf, HF.save_hf

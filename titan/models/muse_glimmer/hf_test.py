@@ -44,7 +44,7 @@ def test_tensors_have_names_of_their_own_in_the_file(tmp_path):
     hf.save_hf(state_dict(), SMALL, str(tmp_path))
     (file,) = tmp_path.glob("*.safetensors")
     with safe_open(file, framework="pt") as tensors:
-        names = {name for name in tensors.keys()}
+        names = set(tensors.keys())
     assert {name for name in names if ".layers." not in name} == {
         "model.embed_tokens.weight",
         "model.norm.weight",

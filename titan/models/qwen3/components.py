@@ -3,7 +3,7 @@
 import functools
 
 from titan.core.init import Normal
-from titan.models.layers.attention import AttentionConfig, MathAttentionConfig, SdpaAttentionConfig
+from titan.models.layers.attention import INNER_ATTENTION, AttentionConfig
 from titan.models.layers.cross_entropy import CrossEntropyConfig
 from titan.models.layers.decoder import DecoderConfig, TransformerBlockConfig
 from titan.models.layers.embedding import EmbeddingConfig
@@ -16,7 +16,6 @@ from titan.models.layers.rope import RopeConfig
 from titan.models.layers.router import RouterConfig
 from titan.models.qwen3.config import Qwen3CommonConfig, Qwen3Config, Qwen3MoeConfig
 
-_INNER = {"math": MathAttentionConfig, "sdpa": SdpaAttentionConfig}
 _INIT = Normal(0.02)  # of every matrix
 _linear = functools.partial(LinearConfig, weight_init=_INIT)
 
@@ -47,7 +46,7 @@ def _layer(config: Qwen3CommonConfig) -> TransformerBlockConfig:
             wk=_linear(config.dim, kv_dim),
             wv=_linear(config.dim, kv_dim),
             wo=_linear(q_dim, config.dim),
-            inner=_INNER[config.attention](config.head_dim**-0.5),
+            inner=INNER_ATTENTION[config.attention](config.head_dim**-0.5),
             q_norm=RMSNormConfig(config.head_dim, config.norm_eps),
             k_norm=RMSNormConfig(config.head_dim, config.norm_eps),
         ),

@@ -4,24 +4,20 @@ The file imports no torch, so that flags are parsed and checked before torch is 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import ClassVar
 
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
-from titan.models.decoder_family import DecoderFamily
-
-if TYPE_CHECKING:
-    from titan.models.family import HfFormat
-    from titan.models.layers.decoder import DecoderConfig
-    from titan.parallel.parallel_plan import ParallelPlan
-
-
-_NOT_OF_WEIGHTS = ("attention", "max_sequence_length", "capacity_factor")
+from titan.models.decoder_family import DecoderFamily, attention_option
+from titan.models.family import Experts
 
 
 @dataclasses.dataclass(frozen=True)
 class Qwen3CommonConfig(DecoderFamily):
     """The hyperparameters that dense and mixture-of-experts models share; the defaults are those of the debug sizes."""
+
+    components_function: ClassVar[str] = "titan.models.qwen3.components:qwen3_components"
+    hf_format: ClassVar[str] = "titan.models.qwen3.hf:HF"
 
     vocab_size: int = option(4096, "Number of token ids; at least the tokenizer's.", minimum=1)
     dim: int = option(256, "Model dim: width of the residual stream.", minimum=1)
@@ -33,43 +29,7 @@ class Qwen3CommonConfig(DecoderFamily):
     rope_theta: float = option(1_000_000.0, "Base of the rotary embedding's wavelengths.", minimum=1.0)
     max_sequence_length: int = option(40960, "The longest sequence the model is meant for, in tokens.", minimum=1)
     tie_embeddings: bool = option(False, "Whether the embedding's table is the head's weight too.")
-    attention: str = option(
-        "math",
-        "Inner attention: math is explicit matmul and softmax, sdpa is PyTorch's scaled_dot_product_attention.",
-        choices=("math", "sdpa"),
-    )
-
-    def validate(self) -> None:
-        """Raises ConfigError where hyperparameters that are each admitted contradict one another."""
-        if self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                "model.num_kv_heads",
-                f"{self.num_kv_heads} does not divide model.num_heads={self.num_heads}",
-                "give a divisor of it",
-            )
-        if self.head_dim % 2:
-            raise ConfigError(
-                "model.head_dim",
-                f"a head of {self.head_dim} elements cannot be split into the pairs that RoPE rotates",
-                "give an even size",
-            )
-
-    def components(self) -> "DecoderConfig":
-        """The component tree; call `build()` on it, or on what rewriting makes of it. Imports torch."""
-        from titan.models.qwen3.components import qwen3_components
-
-        return qwen3_components(self)
-
-    def hf(self) -> "HfFormat":
-        """Weights and hyperparameters in Hugging Face's format. Imports torch."""
-        from titan.models.qwen3 import hf
-
-        return hf
-
-    def weight_fields(self) -> dict[str, Any]:
-        """The hyperparameters that belong to a set of weights, by name."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in fields.items() if name not in _NOT_OF_WEIGHTS}
+    attention: str = attention_option()
 
     def _flops_per_token(self, sequence_length: int, feed_forward_weights: int) -> float:
         """Model FLOPs per trained token, given the weights of one layer's feed-forward that a token meets."""
@@ -86,12 +46,6 @@ class Qwen3Config(Qwen3CommonConfig):
 
     ffn_dim: int = option(768, "Inner dim of the feed-forward block.", minimum=1)
 
-    def tensor_parallel_plan(self) -> "ParallelPlan":
-        """How tensor parallelism splits the model."""
-        from titan.models.layers.decoder_plan import decoder_plan
-
-        return decoder_plan(inner_dim="ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
-
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token: the matrix products of forward and backward, two FLOPs per multiply-add.
 
@@ -105,6 +59,9 @@ class Qwen3Config(Qwen3CommonConfig):
 @dataclasses.dataclass(frozen=True)
 class Qwen3MoeConfig(Qwen3CommonConfig):
     """Hyperparameters of a Qwen3 with a mixture of experts in every layer."""
+
+    inner_dim: ClassVar[str] = "expert_ffn_dim"
+    not_of_weights: ClassVar[tuple[str, ...]] = (*DecoderFamily.not_of_weights, "capacity_factor")
 
     num_experts: int = option(8, "Experts of one layer.", minimum=1)
     num_active_experts: int = option(2, "Experts that each token is given to; at most num_experts.", minimum=1)
@@ -127,16 +84,9 @@ class Qwen3MoeConfig(Qwen3CommonConfig):
                 "give fewer, or more experts",
             )
 
-    @property
-    def num_mixtures(self) -> int:
-        """Layers with a mixture of experts: all."""
-        return self.num_layers
-
-    def tensor_parallel_plan(self) -> "ParallelPlan":
-        """How tensor parallelism splits the model."""
-        from titan.models.layers.decoder_plan import decoder_plan
-
-        return decoder_plan(inner_dim="expert_ffn_dim", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+    def experts(self) -> Experts:
+        """Every layer has a mixture."""
+        return Experts(self.num_layers, self.num_experts, self.num_active_experts)
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Model FLOPs per trained token as for the dense model; of the experts, those that a token is given to."""

@@ -1,17 +1,13 @@
 """Qwen3 weights, dense and mixture of experts, in and out of Hugging Face folders."""
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-
 from titan.models.hf.decoder import (
-    load_decoder,
+    DecoderFormat,
     missing_key,
     read_config,
     rope_parameters,
-    save_decoder,
     shared_fields,
     shared_hf_config,
 )
@@ -21,40 +17,6 @@ from titan.models.qwen3.config import Qwen3CommonConfig, Qwen3Config, Qwen3MoeCo
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 _FIXED_MOE = {**_FIXED, "decoder_sparse_step": 1}  # every layer is a mixture; dense models lack the key
 _MODEL_TYPES = ("qwen3", "qwen3_moe")
-
-
-def load_hf(folder: str, model_config: Qwen3CommonConfig) -> dict[str, Tensor]:
-    """Reads the weights of a Hugging Face Qwen3 folder, sharded or not; the tensors of a layer's experts are stacked.
-
-    Args:
-      folder: holds `model.safetensors.index.json` with its shards, or `model.safetensors`.
-      model_config: the model that is to receive them (see `config_from_hf`).
-
-    Returns:
-      The state dict of the model, on the CPU, in the model's order and in the files' dtype.
-
-    Raises:
-      HfCheckpointError: a file is missing or damaged; a tensor is missing, unexpected, of a wrong shape, or
-        quantised.
-    """
-    return load_decoder(folder, model_config)
-
-
-def save_hf(
-    state_dict: Mapping[str, Tensor], model_config: Qwen3CommonConfig, folder: str, *, max_shard_bytes: int = 5 * 10**9
-) -> None:
-    """Writes weights as a folder that `transformers` loads with `from_pretrained`, and `load_hf` bit for bit.
-
-    Args:
-      state_dict: the model's state dict, complete, on any device, of any floating dtype.
-      model_config: the model's configuration.
-      folder: made if it does not exist; must not hold weights already, since stale shards would be taken for new ones.
-      max_shard_bytes: a shard is closed before it grows beyond this; a single larger tensor has a shard of its own.
-
-    Raises:
-      HfCheckpointError: the folder holds weights, or a tensor is missing, unexpected or of a wrong shape.
-    """
-    save_decoder(state_dict, model_config, to_hf_config(model_config), folder, max_shard_bytes=max_shard_bytes)
 
 
 def config_from_hf(folder: str) -> Qwen3CommonConfig:
@@ -132,3 +94,9 @@ def _(config: Qwen3MoeConfig) -> dict[str, Any]:
         "moe_intermediate_size": config.expert_ffn_dim,
         "norm_topk_prob": config.normalize_expert_weights,
     }
+
+
+HF = DecoderFormat(config_from_hf, to_hf_config)
+"""Reads and writes the family's folders."""
+
+load_hf, save_hf = HF.load_hf, HF.save_hf

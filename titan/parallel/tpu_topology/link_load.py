@@ -57,7 +57,7 @@ def ring_load(
     loads: collections.Counter[tuple[Point, int, int]] = collections.Counter()
     max_hops, total_hops, num_edges = 0, 0, 0
     for ring, count in rings.items():
-        for start, end in zip(ring, (*ring[1:], ring[0])):
+        for start, end in zip(ring, (*ring[1:], ring[0]), strict=True):
             num_edges += count
             hops = 0
             for link in _route(start, end, shape, wraps, 1):
@@ -106,7 +106,7 @@ def rings_of(torus: Torus, group: Sequence[Point]) -> list[tuple[Point, ...]]:
       group: the chips of devices of one slice in order.
     """
     chips = tuple(dict.fromkeys(group))
-    dims = [dim for dim, along in enumerate(zip(*chips)) if len(set(along)) > 1]
+    dims = [dim for dim, along in enumerate(zip(*chips, strict=True)) if len(set(along)) > 1]
     fills = all(torus.wraps[dim] for dim in dims) and len(chips) == math.prod(torus.shape[dim] for dim in dims)
     if len(dims) < 2 or not fills or not any(_is_nested(chips, order) for order in itertools.permutations(dims)):
         return [tuple(group)]

@@ -1,4 +1,4 @@
-"""What of a torus each mesh axis takes: dims, or parts of them.
+"""Assigns each mesh axis a sub-box of the torus: dims, or parts of them.
 
 The inner axes, which communicate most, lie closest: a group of the innermost one is a box of adjacent chips, and the
 groups of the next are such boxes' chips of equal place. All ways to divide the dims are compared by the model of
@@ -56,7 +56,7 @@ def place_axes(
     if math.prod(sizes) != torus.num_devices:
         raise ValueError(f"a mesh of {' x '.join(map(str, sizes))} devices for {torus.num_devices}")
     slices = _slices(sizes, torus.num_slices)
-    within = [size // count for size, count in zip(sizes, slices)]
+    within = [size // count for size, count in zip(sizes, slices, strict=True)]
     holders = [axis for axis, size in enumerate(within) if size % torus.devices_per_chip == 0]
     if not holders:
         raise ValueError(
@@ -72,7 +72,7 @@ def _place(
 ) -> tuple[Fraction, tuple[AxisPlacement, ...]]:
     """The best placements, and the modelled cost of them, if the axis `holder` has all devices of a chip."""
     cores = [torus.devices_per_chip if axis == holder else 1 for axis in range(len(sizes))]
-    chips = [size // count // own for size, count, own in zip(sizes, slices, cores)]
+    chips = [size // count // own for size, count, own in zip(sizes, slices, cores, strict=True)]
     if replica is None:
         replica = max((axis for axis, count in enumerate(chips) if count > 1), default=0)
     cube_axis = replica if cubes and _of_cubes(torus.shape, math.prod(chips[replica:])) else None
@@ -82,19 +82,19 @@ def _place(
         """Places this axis and those further out on what is `free` of each dim; cost and placements."""
         if axis < 0:
             return (Fraction(), Fraction(), Fraction()), ()
-        stride = tuple(size // part for size, part in zip(torus.shape, free))
+        stride = tuple(size // part for size, part in zip(torus.shape, free, strict=True))
         found = []
         for extent in _extents(free, chips[axis]):
-            left = tuple(size // part for size, part in zip(free, extent))
-            if axis == cube_axis and tuple(size // part for size, part in zip(torus.shape, left)) != _CUBE:
+            left = tuple(size // part for size, part in zip(free, extent, strict=True))
+            if axis == cube_axis and tuple(size // part for size, part in zip(torus.shape, left, strict=True)) != _CUBE:
                 continue
             group, load = _chips(torus, extent, stride, cores[axis])
             outer_cost, outer = best(axis - 1, left)
             # Then shorter ways, then whole dims, along all of which at once a compiler may send.
-            split = sum(1 < part < size for part, size in zip(extent, torus.shape))
+            split = sum(1 < part < size for part, size in zip(extent, torus.shape, strict=True))
             costs = (step_time(load), Fraction(load.mean_hops), Fraction(split))
             share = axis_share(sizes, axis)
-            cost = tuple(share * own + others for own, others in zip(costs, outer_cost))
+            cost = tuple(share * own + others for own, others in zip(costs, outer_cost, strict=True))
             found.append((cost, (*outer, AxisPlacement(slices[axis], extent, stride, cores[axis], group))))
         return min(found, key=lambda option: option[0], default=((math.inf, math.inf, math.inf), ()))
 
@@ -119,7 +119,7 @@ def _of_cubes(shape: tuple[int, ...], num_chips: int) -> bool:
     return (
         len(shape) == len(_CUBE)
         and num_chips == math.prod(_CUBE) < math.prod(shape)
-        and all(size % side == 0 for size, side in zip(shape, _CUBE))
+        and all(size % side == 0 for size, side in zip(shape, _CUBE, strict=True))
     )
 
 
@@ -140,7 +140,10 @@ def _chips(
     torus: Torus, extent: tuple[int, ...], stride: tuple[int, ...], cores: int
 ) -> tuple[tuple[Point, ...], RingLoad]:
     """The order of a box's chips that costs least, and the load when all groups communicate."""
-    wraps = [wrap and part * step == size for wrap, part, step, size in zip(torus.wraps, extent, stride, torus.shape)]
+    wraps = [
+        wrap and part * step == size
+        for wrap, part, step, size in zip(torus.wraps, extent, stride, torus.shape, strict=True)
+    ]
     copies = torus.devices_per_chip // cores
     dims = [dim for dim, part in enumerate(extent) if part > 1]
     if len(dims) > 1 and all(wraps[dim] and stride[dim] == 1 for dim in dims):

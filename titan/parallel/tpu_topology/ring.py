@@ -32,7 +32,7 @@ def _orders(dims: list[int]) -> list[tuple[int, ...]]:
 
 def _place(point: Point, dims: Sequence[int | None], num_dims: int) -> Point:
     coordinates = [0] * num_dims
-    for dim, coordinate in zip(dims, point):
+    for dim, coordinate in zip(dims, point, strict=False):
         if dim is not None:
             coordinates[dim] = coordinate
     return tuple(coordinates)

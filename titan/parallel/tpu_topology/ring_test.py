@@ -9,8 +9,8 @@ from titan.parallel.tpu_topology.ring import closed_rings
 
 
 def _hops(start, end, sizes, wraps):
-    apart = [abs(a - b) for a, b in zip(start, end)]
-    return sum(min(one, size - one) if wrap else one for one, size, wrap in zip(apart, sizes, wraps))
+    apart = [abs(a - b) for a, b in zip(start, end, strict=True)]
+    return sum(min(one, size - one) if wrap else one for one, size, wrap in zip(apart, sizes, wraps, strict=True))
 
 
 def _ends(sizes):
@@ -28,8 +28,10 @@ def test_rings_are_closed_with_one_hop_where_there_can_be_such_a_ring(num_dims):
             most = []
             for ring in rings:
                 assert sorted(ring) == sorted(itertools.product(*map(range, sizes)))
-                most.append(max(_hops(start, end, sizes, wraps) for start, end in zip(ring, ring[1:] + ring[:1])))
-            joined = [size for size, wrap in zip(sizes, wraps) if wrap and size > 1]
+                most.append(
+                    max(_hops(start, end, sizes, wraps) for start, end in zip(ring, ring[1:] + ring[:1], strict=True))
+                )
+            joined = [size for size, wrap in zip(sizes, wraps, strict=True) if wrap and size > 1]
             if len(long) > 1:
                 # Steps of one hop alternate between the colours of a chessboard: an odd number of points has no closed
                 # ring, unless an odd dim whose ends are joined breaks the pattern.

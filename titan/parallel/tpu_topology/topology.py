@@ -79,8 +79,8 @@ def _order(placements: Sequence[AxisPlacement]) -> Iterator[DevicePosition]:
     for places in itertools.product(*along):
         slice_index, core = 0, 0
         coords = [0] * len(placements[0].extent)
-        for one, (index, chip, own_core) in zip(placements, places):
+        for one, (index, chip, own_core) in zip(placements, places, strict=True):
             slice_index = slice_index * one.num_slices + index
             core += own_core  # one axis has them all
-            coords = [at + step * unit for at, step, unit in zip(coords, one.stride, chip)]
+            coords = [at + step * unit for at, step, unit in zip(coords, one.stride, chip, strict=True)]
         yield DevicePosition(slice_index, tuple(coords), core)

@@ -80,7 +80,7 @@ def _drawn(
         x, y = corners[chip[2] if len(chip) > 2 else 0]
         return x + chip[0] * _CELL, y + chip[1] * _CELL
 
-    for start, end in zip(ring, (*ring[1:], ring[0])):
+    for start, end in zip(ring, (*ring[1:], ring[0]), strict=True):
         (x, y), (to_x, to_y) = centre(start), centre(end)
         # From edge to edge of a dim of more than two: over its joined ends.
         over = [dim for dim in (0, 1) if shape[dim] > 2 and abs(start[dim] - end[dim]) == shape[dim] - 1]

@@ -66,12 +66,14 @@ def test_any_torus_and_mesh(case):
         device.slice_index for device in assignment.order
     )
     assert assignment == assign(torus, _named(sizes))  # every process of a run finds the same
-    for size, one, load in zip(sizes, assignment.placements, assignment.loads):
+    for size, one, load in zip(sizes, assignment.placements, assignment.loads, strict=True):
         assert one.num_slices * math.prod(one.extent) * one.cores == size
         # What the search reckons for one box is what is counted on the whole slice.
-        wraps = [wrap and a * b == c for wrap, a, b, c in zip(torus.wraps, one.extent, one.stride, torus.shape)]
+        wraps = [
+            wrap and a * b == c for wrap, a, b, c in zip(torus.wraps, one.extent, one.stride, torus.shape, strict=True)
+        ]
         devices = tuple(chip for chip in one.chips for _ in range(one.cores))
-        apart = any(part > 1 and step > 1 for part, step in zip(one.extent, one.stride))
+        apart = any(part > 1 and step > 1 for part, step in zip(one.extent, one.stride, strict=True))
         rings = [devices] if apart else rings_of(torus, devices)
         assert load == ring_load(
             dict.fromkeys(rings, torus.devices_per_chip // one.cores), one.extent, wraps, one.stride
@@ -121,7 +123,7 @@ def test_shards_of_64_chips_are_cubes(torus, sizes):
         assert len({device.slice_index for device in group}) == 1
         chips = sorted({device.coords for device in group})
         assert len(chips) == 64
-        assert [max(along) - min(along) for along in zip(*chips)] == [3, 3, 3]
+        assert [max(along) - min(along) for along in zip(*chips, strict=True)] == [3, 3, 3]
         assert all(least % 4 == 0 for least in chips[0])
     assert assignment.loads[-1].max_hops == 1
     assert assignment.loads[-1].link_load == 1
@@ -141,13 +143,13 @@ def test_several_axes_that_share_64_chips_have_a_cube_together(torus, sizes):
     for start in range(0, torus.num_devices, per_cube):
         chips = sorted({device.coords for device in assignment.order[start : start + per_cube]})
         assert len(chips) == 64
-        assert [max(along) - min(along) for along in zip(*chips)] == [3, 3, 3]
+        assert [max(along) - min(along) for along in zip(*chips, strict=True)] == [3, 3, 3]
 
 
 def test_the_devices_of_a_chip_are_neighbours_along_the_innermost_axis():
     for sizes in ((128,), (2, 64), (64, 2), (4, 4, 8)):
         order = assign(_torus("tpu7x", 4, 4, 4), _named(sizes)).order
-        for first, second in zip(order[::2], order[1::2]):
+        for first, second in zip(order[::2], order[1::2], strict=True):
             assert (first.coords, first.core, second.core) == (second.coords, 0, 1)
 
 
@@ -191,7 +193,10 @@ def _of_mesh_utils(torus, sizes, device_kind):
     else:
         within = [one.num_slices for one in assign(torus, _named(sizes)).placements]
         grid = mesh_utils.create_hybrid_device_mesh(
-            [size // count for size, count in zip(sizes, within)], within, devices, allow_split_physical_axes=True
+            [size // count for size, count in zip(sizes, within, strict=True)],
+            within,
+            devices,
+            allow_split_physical_axes=True,
         )
     return [device.position for device in grid.flatten()]
 

@@ -30,13 +30,13 @@ def to_text(assignment: Assignment) -> str:
 def _table(assignment: Assignment) -> Iterator[str]:
     rows = [("axis", "takes of the slices", "hops: most, mean", "link load", "row-major: hops", "link load")]
     for (name, size), placement, load, naive in zip(
-        assignment.axes.items(), assignment.placements, assignment.loads, assignment.naive_loads
+        assignment.axes.items(), assignment.placements, assignment.loads, assignment.naive_loads, strict=True
     ):
         hops = [f"{one.max_hops}, {one.mean_hops:.2f}" for one in (load, naive)]
         rows.append((f"{name}={size}", _taken(placement), hops[0], f"{load.link_load}", hops[1], f"{naive.link_load}"))
-    widths = [max(map(len, column)) for column in zip(*rows)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def _taken(placement: AxisPlacement) -> str:
@@ -44,7 +44,7 @@ def _taken(placement: AxisPlacement) -> str:
     if placement.num_slices > 1:
         parts.append(f"{placement.num_slices} slices")
     if math.prod(placement.extent) > 1:
-        steps = [step if part > 1 else 1 for part, step in zip(placement.extent, placement.stride)]
+        steps = [step if part > 1 else 1 for part, step in zip(placement.extent, placement.stride, strict=True)]
         chips = "x".join(map(str, placement.extent)) + " chips"
         parts.append(f"{chips} in steps of {'x'.join(map(str, steps))}" if math.prod(steps) > 1 else chips)
     if placement.cores > 1:
@@ -60,7 +60,9 @@ def _places(assignment: Assignment) -> Iterator[str]:
     for number, device in enumerate(assignment.order):
         if device.slice_index == device.core == 0:
             strides = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
-            places[device.coords] = ".".join(str(number // step % size) for step, size in zip(strides, sizes))
+            places[device.coords] = ".".join(
+                str(number // step % size) for step, size in zip(strides, sizes, strict=True)
+            )
     first = "" if assignment.torus.devices_per_chip == 1 else ", of a chip that of its first device"
     yield f"places on the mesh ({'.'.join(assignment.axes)}){first}; dim 0 to the right, dim 1 downwards:"
     width = max(map(len, places.values()))

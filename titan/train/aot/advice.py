@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from titan.core.data.config import DataConfig
 from titan.graph.aot.memory import SAVED, TEMPORARIES
 from titan.graph.aot.report import Memory
 from titan.train.config.run import Config
@@ -59,7 +58,7 @@ def _fewer_tokens(config: Config, memory: Memory) -> list[_Change]:
             )
         )
     part = next((part for part in (2, 4, 8) if _by_tokens(memory, part) <= memory.capacity), 8)
-    has_sequences = isinstance(config.data, DataConfig)  # of pictures all tokens are needed
+    has_sequences = config.model.data_kind == "documents"  # of images all tokens are needed
     if has_sequences and training.sequence_length % part == 0 and (not parts or changes[0].needed > memory.capacity):
         changes.append(
             _Change(
@@ -99,8 +98,8 @@ def _kernels(config: Config) -> list[_Change]:
     changes = []
     if not config.parallelism.gather_dtype:
         changes.append(_Change("--parallelism.gather_dtype=bfloat16: parameters are used at half the size"))
-    if not config.splash_attention_kernel.use_splash_attention_kernel:
-        changes.append(_Change("--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores"))
+    if not config.splash_attention_kernel.enable:
+        changes.append(_Change("--splash_attention_kernel.enable: no matrix of all scores"))
     if config.model.loss_module == "cross_entropy" and not config.fused_linear_cross_entropy.enable:
         changes.append(_Change("--fused_linear_cross_entropy.enable: never all logits at a time"))
     return changes

@@ -33,17 +33,14 @@ from titan.graph.aot.text import to_text
 from titan.graph.aot.timing import Links, step_time
 from titan.graph.split.executable import SplitExecutable
 from titan.train.aot.advice import advice
-from titan.train.build import Run, build
+from titan.train.build import build
+from titan.train.config.kernels import KernelSection
 from titan.train.config.run import Config
 from titan.train.runtime.aot import AotRuntime
 from titan.train.runtime.compiled_step import Shapes
+from titan.train.runtime.run import Run
 from titan.train.runtime.saved_step import SavedStep, save_step
 from titan.train.step.state import LEARNING_RATE, PARAMS, batch_layouts
-
-# Matrix products of splash attention's kernels, which declare no cost, by how their names begin. The forward pass needs
-# two; each kernel of the backward pass computes the scores anew, as does the one that there is with a fused backward.
-_SPLASH_MATMULS = {"splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4}
-_SPLASH_FUSED_MATMULS = {**_SPLASH_MATMULS, "splash_mha_dkv": 5}
 
 _PACKAGES = ("jax", "jaxlib", "torch")
 
@@ -121,8 +118,12 @@ def batch_shapes(config: Config) -> Shapes:
 
 
 def _report(run: Run, runtime: AotRuntime, calls: Sequence[Calls]) -> Report:
-    """Args:
-    calls: of the step's programs, or of the one that it is.
+    """The report on a compiled step.
+
+    Args:
+      run: the run that the step is of.
+      runtime: the slice that it was compiled for.
+      calls: one entry for each compiled program; a single entry if the step is not split.
     """
     config, tpu_slice, mesh = run.config, run.config.tpu_slice, run.mesh
     training, is_split = config.training, config.tpu_config.use_graph_split
@@ -133,7 +134,7 @@ def _report(run: Run, runtime: AotRuntime, calls: Sequence[Calls]) -> Report:
     kernels: collections.Counter[str] = collections.Counter()
     for call, module in modules.items():
         kernels.update({name: count * call.number for name, count in count_kernels(module).items()})
-    flops = sum(call.number * program_flops(module, splash_flops(config)) for call, module in modules.items())
+    flops = sum(call.number * program_flops(module, undeclared_flops(config)) for call, module in modules.items())
     traffic = [call.number * call.program.traffic_bytes for call in calls if call.program.traffic_bytes is not None]
     packages = (*_PACKAGES, "torch_tpu") if config.aot.lowering == "torch_tpu" else _PACKAGES
     tokens = training.batch_size * training.sequence_length
@@ -193,17 +194,23 @@ def _memory(run: Run, runtime: AotRuntime, calls: Sequence[Calls], modules: Mapp
 
 
 def _modelled(run: Run, calls: Sequence[Calls], model_flops: float) -> ModelledTime:
-    """Args:
-    calls: of the step's programs.
-    model_flops: of one step, on all devices.
+    """The modelled time of one step.
+
+    Args:
+      run: the run that the step is of.
+      calls: one entry for each compiled program.
+      model_flops: of one step, on all devices.
     """
     config, tpu_slice, mesh, training = run.config, run.config.tpu_slice, run.mesh, run.config.training
     tokens = training.batch_size * training.sequence_length
-    links, axis_sizes = Links(tpu_slice.hardware, tpu_slice.shape), dict(zip(mesh.axis_names, mesh.axis_sizes))
+    links, axis_sizes = (
+        Links(tpu_slice.hardware, tpu_slice.shape),
+        dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)),
+    )
     times = []
     for call in calls:
         module = parse_hlo(call.program.dump.code)
-        time = step_time(module, find_collectives(module, mesh), links, axis_sizes, splash_flops(config))
+        time = step_time(module, find_collectives(module, mesh), links, axis_sizes, undeclared_flops(config))
         times.append((call.number, time))
     parts = {
         name: sum(number * getattr(time, name) for number, time in times)
@@ -230,8 +237,8 @@ def _distinct(calls: Sequence[Calls]) -> list[CompiledProgram]:
     return list({id(call.program): call.program for call in calls}.values())
 
 
-def splash_flops(config: Config) -> dict[str, float]:
-    """FLOPs of one call of each kernel of splash attention on one device, by how the kernels' names begin.
+def undeclared_flops(config: Config) -> dict[str, float]:
+    """FLOPs of one call on one device of each kernel that declares no cost, by how the kernels' names begin.
 
     Args:
       config: resolved for the devices.
@@ -241,9 +248,12 @@ def splash_flops(config: Config) -> dict[str, float]:
     of_step *= training.batch_size * training.sequence_length
     # Forward and backward, which takes twice as many, have six matrix products.
     matmul = of_step / 6 / model.num_layers / training.microbatches / config.parallelism.num_devices
-    fused = config.splash_attention_kernel.sa_use_fused_bwd_kernel
-    matmuls = _SPLASH_FUSED_MATMULS if fused else _SPLASH_MATMULS
-    return {prefix: num_matmuls * matmul for prefix, num_matmuls in matmuls.items()}
+    sections = (getattr(config, field.name) for field in dataclasses.fields(config))
+    found: dict[str, float] = {}
+    for section in sections:
+        if isinstance(section, KernelSection):
+            found |= section.undeclared_flops(matmul)
+    return found
 
 
 def _arguments(run: Run, runtime: AotRuntime) -> dict[str, int]:

@@ -1,120 +1,149 @@
-"""What each kind of parallelism asks of the rest of a `titan.train.config.run.Config`, which calls these. No torch."""
+"""What the sections of a configuration ask of one another. No torch; touches no device."""
 
-from typing import Any
+from collections.abc import Callable
 
 from titan.core.config.validate import ConfigError
-from titan.models.flux.config import FluxConfig
+from titan.models.family import ImageModel
+from titan.train.config.execution_checks import check_aot, check_execution, check_split
+from titan.train.config.parallelism_checks import (
+    check_context_parallel,
+    check_devices,
+    check_expert_parallel,
+    check_tensor_parallel,
+)
+from titan.train.config.run import Config
 
 
-def check_context_parallel(config: Any) -> None:
-    """Raises ConfigError where sequences cannot be split over so many devices."""
-    size, length = config.parallelism.context_parallel, config.training.sequence_length
-    if size == 1:
-        return
-    if isinstance(config.model, FluxConfig):
-        _check_sets(config.model, length, size)
-    elif length % (2 * size):
+def _check_name(config: Config) -> None:
+    if not config.name or "/" in config.name or config.name in (".", ".."):
         raise ConfigError(
-            "training.sequence_length",
-            f"{length} tokens cannot be split into two chunks for each of context_parallel={size} devices",
-            f"give a multiple of {2 * size}, e.g. {-(-length // (2 * size)) * 2 * size}",
-        )
-    kernel = config.splash_attention_kernel
-    if kernel.use_splash_attention_kernel and kernel.implementation == "tokamax":
-        raise ConfigError(
-            "splash_attention_kernel.implementation",
-            "tokamax's kernel takes whole sequences, which context_parallel splits",
-            "give auto, jax or xla",
+            "name", f"{config.name!r} cannot name a folder", "give a name without slashes, e.g. llama3_debug"
         )
 
 
-def _check_sets(model: FluxConfig, length: int, size: int) -> None:
-    """Raises ConfigError where text and pictures of a row of so many tokens cannot both be split over devices."""
-    image_length, num_texts = model.image_length(length), model.pictures_per_row
-    if num_texts * model.text_length % size:
+def _check_schedule(config: Config) -> None:
+    schedule, steps = config.lr_schedule, config.training.steps
+    if schedule.warmup_steps > steps:
         raise ConfigError(
-            "model.text_length",
-            f"{num_texts} x {model.text_length} tokens of text cannot be split over context_parallel={size}",
-            f"give a multiple of {size}",
+            "lr_schedule.warmup_steps",
+            f"{schedule.warmup_steps} are more than training.steps={steps}",
+            "give fewer, or train longer",
         )
-    if image_length % size:
+    if schedule.kind == "constant" and schedule.warmup_steps + schedule.decay_steps > steps:
         raise ConfigError(
-            "training.sequence_length",
-            f"the {image_length} of {length} tokens that are for pictures cannot be split over context_parallel={size}",
-            f"give {length + -image_length % size}",
+            "lr_schedule.decay_steps",
+            f"{schedule.decay_steps} and warmup_steps={schedule.warmup_steps} are more than training.steps={steps}",
+            "give fewer, or train longer",
+        )
+    profiler = config.profiler
+    if profiler.enable and profiler.start_step + profiler.num_steps > steps:
+        raise ConfigError(
+            "profiler.start_step",
+            f"the profile ends at step {profiler.start_step + profiler.num_steps}, training at training.steps={steps}",
+            "start earlier, profile fewer steps (--profiler.num_steps), or train longer",
         )
 
 
-def check_tensor_parallel(config: Any) -> None:
-    """Raises ConfigError where a model cannot be split over so many devices."""
-    parallelism, size = config.parallelism, config.parallelism.tensor_parallel
-    if size == 1:
-        return
-    if not hasattr(config.model, "tensor_parallel_plan"):
-        raise ConfigError(
-            "parallelism.tensor_parallel",
-            f"there is no plan to split a {type(config.model).__name__.removesuffix('Config')}",
-            "leave it at 1",
-        )
-    plan = config.model.tensor_parallel_plan()
-    for name in plan.sizes:
-        if getattr(config.model, name) % size:
+def _check_family(config: Config) -> None:
+    """Finds what a configuration file, or a recipe's author, has put together wrongly, and flags without effect."""
+    kind, family = config.model.data_kind, config.model.family
+    for flag, kind_of_section in (
+        ("data", config.data.kind),
+        ("tokenizer", "images" if config.tokenizer is None else "documents"),
+        ("sampling", "documents" if config.sampling is None else "images"),
+    ):
+        if kind_of_section != kind:
             raise ConfigError(
-                "parallelism.tensor_parallel",
-                f"{size} does not divide model.{name}={getattr(config.model, name)}",
-                "give a divisor of it",
+                flag, f"{family} is trained on {kind}, and this section is one for {kind_of_section}", "use its recipe"
             )
-    if plan.shared is not None:
-        _check_shared(plan.shared, size)
-    parts = size * parallelism.context_parallel
-    if parallelism.sequence_parallel and plan.splits_tokens and config.training.sequence_length % parts:
+    if config.fused_linear_cross_entropy.enable and config.model.num_token_ids() is None:
+        raise ConfigError(
+            "fused_linear_cross_entropy.enable", f"{family} has no cross-entropy to be fused", "leave it out"
+        )
+    if config.rope_kernel.enable and not config.model.takes_rope_kernel():
+        raise ConfigError(
+            "model.rope", "the RoPE kernel takes cosines and sines, and rope_kernel.enable is on", "leave one out"
+        )
+
+
+def _check_sampling(config: Config) -> None:
+    if config.sampling is None:
+        return
+    if config.sampling.interval and not config.metrics.tensorboard:
+        raise ConfigError(
+            "metrics.tensorboard",
+            f"images drawn with sampling.interval={config.sampling.interval} are written there alone",
+            "leave it on, or give --sampling.interval=0",
+        )
+    images = config.model.images()
+    if images is not None and not images.guidance_embedding:
+        for section in ("data", "sampling"):
+            value, default = getattr(config, section).guidance, type(getattr(config, section)).guidance
+            if value != default:
+                raise ConfigError(
+                    f"{section}.guidance",
+                    f"{value} has no effect unless model.guidance_embedding is true",
+                    f"leave it at {default}, or see sampling.classifier_free_guidance",
+                )
+
+
+def _check_sizes(config: Config) -> None:
+    config.model.batch_tensors(config.training.sequence_length)
+    images = config.model.images()
+    if images is not None:
+        _check_image_sizes(config.data.resolution, images, config.training.sequence_length)
+    elif not config.tokenizer.path and config.tokenizer.vocab_size > config.model.num_token_ids():
+        raise ConfigError(
+            "tokenizer.vocab_size",
+            f"{config.tokenizer.vocab_size} token ids do not fit model.vocab_size={config.model.num_token_ids()}",
+            "give a smaller vocabulary, or a larger --model.vocab_size",
+        )
+
+
+def _check_image_sizes(resolution: int, images: ImageModel, sequence_length: int) -> None:
+    patch = images.patch_pixels
+    if resolution % patch:
+        raise ConfigError(
+            "data.resolution",
+            f"{resolution} is no multiple of {patch} pixels, which are one token",
+            f"give {max(resolution // patch, 1) * patch}",
+        )
+    image_length, needed = images.image_length(sequence_length), (resolution // patch) ** 2
+    if needed > image_length:
         raise ConfigError(
             "training.sequence_length",
-            f"{config.training.sequence_length} tokens cannot be split over tensor_parallel={size}"
-            + (f" x context_parallel={parallelism.context_parallel}" if parts > size else ""),
-            f"give a multiple of {parts}, or --parallelism.sequence_parallel=false",
-        )
-    if config.fused_linear_cross_entropy.enable and config.fused_linear_cross_entropy.gradients == "forward":
-        raise ConfigError(
-            "fused_linear_cross_entropy.gradients",
-            "forward needs the logits of the whole vocabulary at once, which tensor_parallel splits",
-            "leave it at backward",
+            f"{sequence_length} leaves {image_length} tokens for images, and one of data.resolution={resolution} has "
+            f"{needed}",
+            f"give {sequence_length + needed - image_length}, or a lower resolution",
         )
 
 
-def _check_shared(shared: Any, size: int) -> None:
-    """Raises ConfigError where devices can neither have some of these parts each nor share one, in equal numbers."""
-    parts = f"model.{shared.name}={shared.num_parts}"
-    if shared.num_parts % size and size % shared.num_parts:
+def _check_experts(config: Config) -> None:
+    flags = [
+        *(["grouped_matmul.enable"] if config.grouped_matmul.enable else ()),
+        *(f"expert_balance.{name}" for name in ("bias", "auxiliary_loss") if getattr(config.expert_balance, name)),
+    ]
+    if flags and config.model.experts() is None:
         raise ConfigError(
-            "parallelism.tensor_parallel",
-            f"{size} neither divides {parts} nor is a multiple of it",
-            "give a divisor or a multiple of it",
-        )
-    sharers = size // shared.num_parts
-    if sharers and shared.part_size % sharers:
-        raise ConfigError(
-            "parallelism.tensor_parallel",
-            f"{size} devices for {parts} are {sharers} for each, which do not divide its {shared.part_size} elements",
-            f"give {shared.num_parts} times a divisor of {shared.part_size}",
+            flags[0],
+            f"{config.model.family} has no experts",
+            "leave it out, or train a mixture of experts such as qwen3_moe_debug",
         )
 
 
-def check_expert_parallel(config: Any) -> None:
-    """Raises ConfigError where a model has no experts that could be spread over so many devices."""
-    size = config.parallelism.expert_parallel
-    if size == 1:
-        return
-    num_experts = getattr(config.model, "num_experts", 0)
-    if not num_experts:
-        raise ConfigError(
-            "parallelism.expert_parallel",
-            f"{type(config.model).__name__.removesuffix('Config')} has no experts",
-            "leave it at 1, or train a mixture of experts such as qwen3_moe_debug",
-        )
-    if num_experts % size:
-        raise ConfigError(
-            "parallelism.expert_parallel",
-            f"{size} does not divide model.num_experts={num_experts}",
-            "give a divisor of it",
-        )
+CHECKS: tuple[Callable[[Config], None], ...] = (
+    _check_name,
+    _check_schedule,
+    check_execution,
+    check_split,
+    _check_family,
+    _check_sampling,
+    _check_sizes,
+    _check_experts,
+    check_context_parallel,
+    check_tensor_parallel,
+    check_expert_parallel,
+    check_aot,
+    check_devices,
+)
+"""All checks, in the order in which their mistakes are reported."""

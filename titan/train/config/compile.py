@@ -10,6 +10,7 @@ from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError, check_exists, check_writable_folder
 from titan.core.tpu_flags import TPU_FLAG_BUNDLES, check_tpu_flags
 from titan.graph.passes.memory_rules import MemoryPolicyError, parse_memory_policy
+from titan.graph.passes.registry import pass_names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +89,16 @@ class TpuConfig:
     disable_passes: tuple[str, ...] = option(
         (),
         "Graph passes to leave out.",
-        choices=("no_ops", "common_subexpressions", "dead_code", "memory_policy", "cross_entropy_backward"),
+        choices=pass_names,
     )
     num_virtual_devices: int = option(
         2, "CPU devices that the xla executor simulates where there is no accelerator.", minimum=1
     )
+
+    @property
+    def is_xla(self) -> bool:
+        """Whether XLA runs the step, and not PyTorch."""
+        return self.use_graph_trainer and self.executor == "xla"
 
     def validate(self) -> None:
         """Raises ConfigError for a folder that cannot be written."""
@@ -108,7 +114,7 @@ class AotConfig:
         False, "Compile the training step for --hardware, report memory, collectives and compute, and end. No run."
     )
     report: str = option("", "JSON file to write the report to. Empty: the terminal alone.")
-    page: str = option("", "HTML file to write the report to, with pictures. Empty: none.")
+    page: str = option("", "HTML file to write the report to, with images. Empty: none.")
     compare: str = option("", "JSON file of an earlier report; what differs from it is printed. Empty: none.")
     save: str = option(
         "", "Folder to write the compiled training step to, by a run or by --aot. It replaces what was saved there."

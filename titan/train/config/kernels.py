@@ -10,14 +10,30 @@ from collections.abc import Iterator
 from titan.core.config.tree import option
 from titan.core.config.validate import ConfigError
 
-_TUNED = "0: from the tuned table for the shape and TPU, else a default."
+_TABLE = "from the tuned table for the shape and TPU, else a default."
+_TUNED = f"0: {_TABLE}"
 
 
 @dataclasses.dataclass(frozen=True)
-class SplashAttentionKernelConfig:
+class KernelSection:
+    """Base of the sections that switch a kernel on."""
+
+    enable: bool = option(False, "Use the kernel.")
+
+    def undeclared_flops(self, attention_matmul: float) -> dict[str, float]:
+        """FLOPs of one call of each kernel that declares no cost to the compiler, by how the kernel's name begins.
+
+        Args:
+          attention_matmul: FLOPs of one of the matrix products of one layer's attention, on one device.
+        """
+        return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashAttentionKernelConfig(KernelSection):
     """Splash attention in place of the model's own attention maths. Block sizes are multiples of 128."""
 
-    use_splash_attention_kernel: bool = option(
+    enable: bool = option(
         False, "Attention by the splash kernel: no [T, T] scores in memory, masked blocks are skipped."
     )
     implementation: str = option(
@@ -52,7 +68,7 @@ class SplashAttentionKernelConfig:
 
     def validate(self) -> None:
         """Raises ConfigError for blocks that no kernel takes, and for what the chosen kernel does not have."""
-        if not self.use_splash_attention_kernel:
+        if not self.enable:
             return
         if self.sa_dq_reduction_steps and self.implementation != "tokamax":
             raise ConfigError(
@@ -75,9 +91,16 @@ class SplashAttentionKernelConfig:
         """The fields of `SplashTiles`."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name.startswith("sa_")}
 
+    def undeclared_flops(self, attention_matmul: float) -> dict[str, float]:
+        """See `KernelSection`: the kernels of JAX and tokamax declare no cost."""
+        from titan.kernels.splash_attention.tiles import matmuls_by_kernel
+
+        matmuls = matmuls_by_kernel(self.sa_use_fused_bwd_kernel)
+        return {prefix: number * attention_matmul for prefix, number in matmuls.items()}
+
 
 @dataclasses.dataclass(frozen=True)
-class FusedLinearCrossEntropyConfig:
+class FusedLinearCrossEntropyConfig(KernelSection):
     """The head's matmul and the loss as one op, which never holds the logits of all tokens and words at once."""
 
     enable: bool = option(False, "Compute head and loss tile by tile.")
@@ -132,7 +155,7 @@ class FusedLinearCrossEntropyConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class RopeKernelConfig:
+class RopeKernelConfig(KernelSection):
     """Rotary embedding of queries and keys as a kernel."""
 
     enable: bool = option(
@@ -144,6 +167,59 @@ class RopeKernelConfig:
         "(interpreted, slowly, off TPU), xla is plain XLA.",
         choices=("auto", "mosaic", "xla"),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedMatmulConfig(KernelSection):
+    """The experts of a mixture by grouped matmuls, each row with its own expert's weights, rather than by a loop."""
+
+    enable: bool = option(False, "Compute experts by grouped matmuls.")
+    paired: bool = option(False, "Gate and up projection as one kernel that reads the rows once.")
+    implementation: str = option(
+        "auto",
+        "auto: on TPU Pallas kernels, elsewhere xla. xla: a loop over blocks of rows. mosaic: titan's Pallas kernels; "
+        "megablox: JAX's; tokamax: tokamax' (on TPU alone); ragged_dot: XLA's own, good on TPU alone. The last three "
+        "have no paired form.",
+        choices=("auto", "mosaic", "megablox", "tokamax", "ragged_dot", "xla"),
+    )
+    forward_tiles: tuple[int, ...] = option((), f"Blocks of the product: rows, contracted, columns. Empty: {_TABLE}")
+    dlhs_tiles: tuple[int, ...] = option((), f"Blocks of the gradient of the rows, in the same order. Empty: {_TABLE}")
+    drhs_tiles: tuple[int, ...] = option(
+        (), f"Blocks of the gradient of the weights, in the same order. Empty: {_TABLE}"
+    )
+
+    def validate(self) -> None:
+        """Raises ConfigError for blocks that no kernel takes, and for settings of what is not in use."""
+        if not self.enable:
+            for name in ("paired", "forward_tiles", "dlhs_tiles", "drhs_tiles"):
+                if getattr(self, name):
+                    raise ConfigError(
+                        f"grouped_matmul.{name}",
+                        "grouped_matmul.enable is off",
+                        "add --grouped_matmul, or leave it out",
+                    )
+        if self.paired and self.implementation not in ("auto", "mosaic", "xla"):
+            raise ConfigError(
+                "grouped_matmul.paired",
+                f"implementation={self.implementation} multiplies one weight at a time",
+                "leave one of the two out",
+            )
+        for name in ("forward_tiles", "dlhs_tiles", "drhs_tiles"):
+            if len(getattr(self, name)) not in (0, 3):
+                raise ConfigError(
+                    f"grouped_matmul.{name}",
+                    f"{','.join(map(str, getattr(self, name)))} are not three block sizes",
+                    "give rows, contracted and columns, as 512,1024,1024",
+                )
+        if self.enable:
+            from titan.kernels.grouped_matmul.tiles import GroupedMatmulTiles
+
+            with _kernel_errors("grouped_matmul"):
+                GroupedMatmulTiles(**self.tiles())
+
+    def tiles(self) -> dict[str, tuple[int, ...]]:
+        """The fields of `GroupedMatmulTiles`."""
+        return {name: getattr(self, f"{name}_tiles") or (0, 0, 0) for name in ("forward", "dlhs", "drhs")}
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The run's configuration: flags, cross-section checks, devices, and what its import costs."""
 
 import dataclasses
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,8 @@ from titan.core.config.flags import define_flags, one_line_errors, parse
 from titan.core.config.serialize import from_json, to_json
 from titan.core.config.tree import leaves
 from titan.core.config.validate import ConfigError, validate
+from titan.models.qwen3.config import Qwen3MoeConfig
+from titan.train.config.kernels import GroupedMatmulConfig
 from titan.train.config.parallelism import ParallelismConfig
 from titan.train.config.run import Config
 
@@ -49,7 +52,7 @@ def test_documented_flags_reach_the_tree():
     assert not config.parallelism.use_simple_fsdp
     assert config.tpu_config == dataclasses.replace(Config().tpu_config, use_graph_trainer=False)
     assert not config.compile.enable
-    assert run("--profiler.enable_profiling").profiler.enable_profiling
+    assert run("--profiler.enable").profiler.enable
 
 
 @pytest.mark.parametrize(
@@ -131,7 +134,7 @@ def test_documented_flags_reach_the_tree():
          "values come back in a way of their own; leave out one of the two"),
         ("--tpu_config.use_graph_split --tpu_config.use_scan_layers",
          "--tpu_config.use_graph_split: use_scan_layers is on too, and a loop over layers is one program or one for "
-         "each turn; add --notpu_config.use_scan_layers, or leave this out"),
+         "each iteration; add --notpu_config.use_scan_layers, or leave this out"),
         ("--tpu_config.use_graph_split --tpu_config.executor=torch",
          "--tpu_config.use_graph_split: the torch executor compiles nothing that could be split; "
          "leave it out, or use the xla executor"),
@@ -148,10 +151,10 @@ def test_documented_flags_reach_the_tree():
         ("--tokenizer.vocab_size=5000",
          "--tokenizer.vocab_size: 5000 token ids do not fit model.vocab_size=4096; "
          "give a smaller vocabulary, or a larger --model.vocab_size"),
-        ("--profiler.enable_profiling --tpu_config.executor=torch",
-         "--profiler.enable_profiling: the profiler is JAX's and would not see what PyTorch runs; "
+        ("--profiler.enable --tpu_config.executor=torch",
+         "--profiler.enable: the profiler is JAX's and would not see what PyTorch runs; "
          "leave it off, or use the xla executor"),
-        ("--profiler.enable_profiling --profiler.start_step=299 --profiler.num_steps=2",
+        ("--profiler.enable --profiler.start_step=299 --profiler.num_steps=2",
          "--profiler.start_step: the profile ends at step 301, training at training.steps=300; "
          "start earlier, profile fewer steps (--profiler.num_steps), or train longer"),
         ("--name=a/b", "--name: 'a/b' cannot name a folder; give a name without slashes, e.g. llama3_debug"),
@@ -219,3 +222,37 @@ def test_import_loads_nothing_heavy():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--use_grouped_mm", ["grouped_matmul.enable"]),
+        ("--use_pallas_paired_grouped_mm", ["grouped_matmul.enable", "grouped_matmul.paired"]),
+        ("--grouped_mm_implementation=xla", ["grouped_matmul.implementation"]),
+        ("--splash_attention_kernel.use_splash_attention_kernel=true", ["splash_attention_kernel.enable"]),
+        ("--profiler.enable_profiling", ["profiler.enable"]),
+    ],
+)
+def test_old_names_of_flags_are_understood_for_a_version(old, new, capsys):
+    recipe = Config(model=Qwen3MoeConfig())
+    value = old.partition("=")[2] or "true"
+    assert parse(["run", old], recipe) == parse(["run", *(f"--{name}={value}" for name in new)], recipe)
+    assert f"{old.partition('=')[0]} is now {' '.join('--' + name for name in new)}" in capsys.readouterr().err
+
+
+def test_old_names_of_switches_can_be_off():
+    recipe = Config(model=Qwen3MoeConfig(), grouped_matmul=GroupedMatmulConfig(enable=True, paired=True))
+    assert parse(["run", "--nouse_pallas_paired_grouped_mm"], recipe).grouped_matmul == GroupedMatmulConfig(enable=True)
+    assert not parse(["run", "--use_pallas_paired_grouped_mm=false"], recipe).grouped_matmul.paired
+
+
+def test_a_file_of_the_version_before_is_read():
+    plain = json.loads(to_json(Config(model=Qwen3MoeConfig())))
+    del plain["grouped_matmul"], plain["plugins"]
+    plain["splash_attention_kernel"]["use_splash_attention_kernel"] = True
+    del plain["splash_attention_kernel"]["enable"]
+    plain |= {"use_grouped_mm": False, "use_pallas_paired_grouped_mm": True, "grouped_mm_implementation": "xla"}
+    config = from_json(json.dumps(plain), Config)
+    assert config.grouped_matmul == GroupedMatmulConfig(enable=True, paired=True, implementation="xla")
+    assert config.splash_attention_kernel.enable

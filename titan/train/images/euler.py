@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-# FLUX.1-dev shifts by mu, linear in the tokens of a picture between these points (tokens, mu).
+# FLUX.1-dev shifts by mu, linear in the tokens of an image between these points (tokens, mu).
 _SHORT, _LONG = (256, 0.5), (4096, 1.15)
 
 
@@ -18,7 +18,7 @@ def sampling_times(num_steps: int, *, schedule: str, image_length: int) -> np.nd
     Args:
       num_steps: of the method.
       schedule: `uniform`, or `shifted` by t -> e^mu / (e^mu + 1/t - 1), as FLUX.1-dev samples.
-      image_length: tokens of the picture, of which mu is a function.
+      image_length: tokens of the image, of which mu is a function.
     """
     times = np.linspace(1.0, 0.0, num_steps + 1)
     if schedule == "uniform":
@@ -41,7 +41,7 @@ def euler(
     """
     samples, shape = noise, (-1, *(1,) * (noise.ndim - 1))
     by_step = np.stack(times, axis=1)  # [num_steps + 1, num_samples]
-    for now, after in zip(by_step[:-1], by_step[1:]):
+    for now, after in zip(by_step[:-1], by_step[1:], strict=True):
         change = (after - now).astype(np.float32).reshape(shape)
         samples = samples + change * velocity(samples, now.astype(np.float32))
     return samples

@@ -1,4 +1,4 @@
-"""Flags of runs on pictures: mistakes are one line, found before anything is read or compiled."""
+"""Flags of runs on images: mistakes are one line, found before anything is read or compiled."""
 
 import dataclasses
 
@@ -10,29 +10,30 @@ from titan.models.flux.config import flux_schnell
 from titan.train.config.run import Config
 from titan.train.recipes.flux_debug import RECIPE
 from titan.train.recipes.flux_dev import RECIPE as FLUX_DEV
+from titan.train.testing.runs import PHOTOGRAPH_FLAGS
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--data.resolution=256",
-         "--training.sequence_length: 192 leaves 128 tokens for pictures, and one of data.resolution=256 has 256; "
+         "--training.sequence_length: 192 leaves 128 tokens for images, and one of data.resolution=256 has 256; "
          "give 320, or a lower resolution"),
         ("--data.resolution=100",
          "--data.resolution: 100 is no multiple of 16 pixels, which are one token; give 96"),
         ("--training.sequence_length=64",
-         "--training.sequence_length: 64 leaves nothing for pictures beside 64 text tokens (model.pictures_per_row "
+         "--training.sequence_length: 64 leaves nothing for images beside 64 text tokens (model.images_per_row "
          "times model.text_length); give more, e.g. 4608 for 1024x1024 pixels with 512 text tokens"),
         ("--fused_linear_cross_entropy.enable",
          "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
         ("--nometrics.tensorboard",
-         "--metrics.tensorboard: pictures drawn with sampling.interval=100 are written there alone; leave it on, or "
+         "--metrics.tensorboard: images drawn with sampling.interval=110 are written there alone; leave it on, or "
          "give --sampling.interval=0"),
         ("--data.guidance=3.5",
-         "--data.guidance: 3.5 is told to no model without model.guidance_embedding; leave it at 1.0, or see "
+         "--data.guidance: 3.5 has no effect unless model.guidance_embedding is true; leave it at 1.0, or see "
          "sampling.classifier_free_guidance"),
         ("--sampling.guidance=1",
-         "--sampling.guidance: 1.0 is told to no model without model.guidance_embedding; leave it at 3.5, or see "
+         "--sampling.guidance: 1.0 has no effect unless model.guidance_embedding is true; leave it at 3.5, or see "
          "sampling.classifier_free_guidance"),
         ("--data.path=/missing", "--data.path: there is no file or folder '/missing'; correct the path"),
         ("--data.encoders=/missing", "--data.encoders: there is no file or folder '/missing'; correct the path"),
@@ -45,7 +46,7 @@ from titan.train.recipes.flux_dev import RECIPE as FLUX_DEV
 )  # fmt: skip
 def test_mistakes_are_one_line(capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_, one_line_errors():
-        parse(["flux_debug", *arguments.split()], RECIPE)
+        parse(["flux_debug", *PHOTOGRAPH_FLAGS, *arguments.split()], RECIPE)
     assert exit_.value.code == 2
     assert capsys.readouterr().err == message + "\n"
 
@@ -63,8 +64,8 @@ def test_schnell_is_a_few_flags_from_dev():
 @pytest.mark.parametrize("section", ["data", "tokenizer", "sampling"])
 def test_sections_of_another_kind_of_data_are_refused(section):
     for config, other, message in (
-        (RECIPE, Config(), "Flux is trained on pictures, and this section is one for documents; use its recipe"),
-        (Config(), RECIPE, "Llama3 is trained on documents, and this section is one for pictures; use its recipe"),
+        (RECIPE, Config(), "Flux is trained on images, and this section is one for documents; use its recipe"),
+        (Config(), RECIPE, "Llama3 is trained on documents, and this section is one for images; use its recipe"),
     ):
         with pytest.raises(ConfigError) as error:
             dataclasses.replace(config, **{section: getattr(other, section)}).validate()

@@ -16,12 +16,13 @@ from safetensors import SafetensorError
 from titan.core.config.validate import ConfigError
 from titan.core.data.file_stamp import stamp_of
 from titan.core.data.images.encoders import EncodedCaption, Encoders
+from titan.models.family import ImageModel
 from titan.models.flux.autoencoder import hf
-from titan.models.flux.config import FluxConfig
 from titan.models.flux.patches import patchify, unpatchify
 from titan.models.hf.folder import HfCheckpointError
 
 _FLAG = "data.encoders"
+_DOWNSCALE = 8
 _CURE = "give the folder of a FLUX.1 release in Diffusers' layout"
 # Subfolder -> what its config.json must say, of which kind it then is, and the key of its width with the model's flag.
 _TEXT_ENCODERS = {
@@ -36,7 +37,9 @@ class ReleaseEncoders(Encoders):
     Padding tokens are neither attended by T5 nor among what it gives; Diffusers' pipeline attends them.
     """
 
-    def __init__(self, folder: str, model: FluxConfig, *, cache_folder: str):
+    patch_pixels = 2 * _DOWNSCALE
+
+    def __init__(self, folder: str, model: ImageModel, *, cache_folder: str):
         """Checks the folder against the model; loads no weights, but reads them the first time, for the fingerprint.
 
         Args:
@@ -67,7 +70,10 @@ class ReleaseEncoders(Encoders):
             self._autoencoder_config = hf.config_from_hf(str(self._folder / "vae"))
         except HfCheckpointError as error:
             raise ConfigError(_FLAG, str(error), _CURE) from error
-        if 4 * self._autoencoder_config.latent_channels != model.in_channels or self._autoencoder_config.downscale != 8:
+        if (
+            4 * self._autoencoder_config.latent_channels != model.in_channels
+            or self._autoencoder_config.downscale != _DOWNSCALE
+        ):
             problem = (
                 f"the vae in {folder} has {self._autoencoder_config.latent_channels} channels for "
                 f"{self._autoencoder_config.downscale}x{self._autoencoder_config.downscale} pixels, not "
@@ -77,14 +83,14 @@ class ReleaseEncoders(Encoders):
         self.fingerprint = _fingerprint(self._folder, model.text_length, cache_folder)
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-    def encode_picture(self, pixels: np.ndarray) -> np.ndarray:
-        """See `Encoders.encode_picture`; of the autoencoder's distribution, the mean."""
+    def encode_image(self, pixels: np.ndarray) -> np.ndarray:
+        """See `Encoders.encode_image`; of the autoencoder's distribution, the mean."""
         signal = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1.0).permute(2, 0, 1)[None].to(self._device)
         with torch.no_grad():
             return patchify(self._autoencoder.encode(signal).float())[0].cpu().numpy()
 
-    def decode_picture(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
-        """See `Encoders.decode_picture`."""
+    def decode_image(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
+        """See `Encoders.decode_image`."""
         latents = unpatchify(torch.from_numpy(tokens)[None].float().to(self._device), rows=rows, columns=columns)
         with torch.no_grad():
             signal = self._autoencoder.decode(latents)[0].float().permute(1, 2, 0)

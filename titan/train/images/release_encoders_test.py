@@ -84,20 +84,20 @@ def test_captions_are_those_of_transformers_without_padding(release):
     np.testing.assert_allclose(long.pooled, cut_pooled.numpy(), atol=1e-5)
 
 
-def test_pictures_are_those_of_diffusers(release):
+def test_images_are_those_of_diffusers(release):
     from diffusers.pipelines.flux.pipeline_flux import FluxPipeline
 
     folder, _, _, vae = release
     pixels = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
     encoders = _encoders(folder)
-    tokens = encoders.encode_picture(pixels)
+    tokens = encoders.encode_image(pixels)
     with torch.no_grad():
         signal = torch.from_numpy(pixels).permute(2, 0, 1)[None].float() / 127.5 - 1
         latents = (vae.encode(signal).latent_dist.mode() - 0.1159) * 0.3611
         expected = FluxPipeline._pack_latents(latents, 1, 16, 4, 6)[0]
         decoded = vae.decode(latents / 0.3611 + 0.1159).sample[0].permute(1, 2, 0)
     np.testing.assert_allclose(tokens, expected.numpy(), atol=1e-5)
-    got = encoders.decode_picture(tokens, rows=2, columns=3).astype(int)
+    got = encoders.decode_image(tokens, rows=2, columns=3).astype(int)
     assert np.abs(got - ((decoded.clamp(-1, 1) + 1) * 127.5).numpy()).max() <= 0.51  # rounded to whole numbers
 
 

@@ -1,4 +1,4 @@
-"""Validation by sampling: pictures that the model draws for captions of the data, as one grid."""
+"""Validation by sampling: images that the model draws for captions of the data, as one grid."""
 
 import math
 from collections.abc import Mapping
@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from titan.core.data.images.encoders import EncodedCaption
-from titan.core.data.images.packed_images import patch_positions
-from titan.train.build import Run
+from titan.train.images.distances import TrainingDistances
 from titan.train.images.euler import euler, sampling_times
-from titan.train.images.open_images import Pictures
+from titan.train.images.open_images import Images
 from titan.train.runtime.compiled_step import Executable
+from titan.train.runtime.run import Run
 from titan.train.sharding.mesh_axes import data_share
 from titan.train.step.state import PARAMS
 
@@ -19,22 +18,28 @@ _MARGIN_PIXELS = 4
 
 
 class Sampler:
-    """Draws a grid of pictures with the weights of a run.
+    """Draws a grid of images with the weights of a run.
 
-    The pictures have the sizes and captions of some of the data, held-out ones first, and each a row of its own. All
+    The images have the sizes and captions of some of the data, held-out ones first, and each a row of its own. All
     grids of a run begin from the same noise.
+
+    Attributes:
+      distance: of the grid drawn last from the images trained on, see `TrainingDistances.of`; NaN before the first.
     """
 
-    def __init__(self, run: Run, pictures: Pictures):
-        """Args:
+    def __init__(self, run: Run, images: Images):
+        """Initializes the instance.
+
+        Args:
         run: with a `predict_step`.
-        pictures: of the run.
+        images: of the run.
         """
-        self._run, self._encoders, self._store = run, pictures.encoders, pictures.store
+        self.distance = math.nan
+        self._run, self._encoders, self._store = run, images.encoders, images.store
         self._config = run.config.sampling
-        loaders = [loader for loader in (pictures.validation, pictures.train) if loader is not None]
-        numbers = [number for loader in loaders for number in loader.pictures.numbers]
-        self._numbers = numbers[: self._config.num_pictures]
+        loaders = [loader for loader in (images.validation, images.train) if loader is not None]
+        numbers = [number for loader in loaders for number in loader.images.numbers]
+        self._numbers = numbers[: self._config.num_images]
         guides = self._config.classifier_free_guidance != 1.0
         captions = [self._store[number].caption for number in self._numbers]
         self._captions = [*captions, *[self._store.empty_caption] * (len(captions) if guides else 0)]
@@ -43,6 +48,8 @@ class Sampler:
         # Every device has the same number of rows; those beyond the captions are padding.
         self._num_rows = math.ceil(len(self._captions) / parallelism.num_batch_shares) * parallelism.num_batch_shares
         self._fixed = self._conditions()
+        held_out = images.validation.images.numbers if images.validation is not None else []
+        self._distances = TrainingDistances(self._store, images.train.images.numbers, held_out)
 
     def prepare(self) -> None:
         """Compiles what a grid needs."""
@@ -50,37 +57,38 @@ class Sampler:
         self._executable(self._batch(np.zeros((num_rows, *self._shape("noised")), np.float32), np.ones(num_rows)))
 
     def sample(self, state: Mapping[str, Any]) -> np.ndarray:
-        """The grid, uint8 [height, width, 3], in rows of about as many pictures as there are rows.
+        """The grid, uint8 [height, width, 3], in rows of about as many images as there are rows.
 
         Args:
           state: of the run; every process must call it.
         """
         weights = {name: tensor for name, tensor in state.items() if name.startswith(PARAMS)}
-        num_pictures, scale = len(self._numbers), self._config.classifier_free_guidance
+        num_images, scale = len(self._numbers), self._config.classifier_free_guidance
 
         def velocity(samples: np.ndarray, times: np.ndarray) -> np.ndarray:
-            repeats = len(self._captions) // num_pictures
+            repeats = len(self._captions) // num_images
             batch = self._batch(np.tile(samples, (repeats, 1, 1)), np.tile(times, repeats))
             executable = self._executable(batch)
             outputs = executable(weights, executable.place(batch))[1]
             predicted = self._run.runtime.fetch(outputs)["prediction"][: len(self._captions)]
             if repeats == 1:
                 return predicted
-            for_captions, for_empty = predicted[:num_pictures], predicted[num_pictures:]
+            for_captions, for_empty = predicted[:num_images], predicted[num_images:]
             return for_empty + scale * (for_captions - for_empty)
 
-        noise = np.random.RandomState(self._config.seed).standard_normal((num_pictures, *self._shape("noised")))
+        noise = np.random.RandomState(self._config.seed).standard_normal((num_images, *self._shape("noised")))
         lengths = [int(self._store.grids[number].prod()) for number in self._numbers]
         times = [
             sampling_times(self._config.num_steps, schedule=self._config.schedule, image_length=length)
             for length in lengths
         ]
         latents = euler(velocity, noise.astype(np.float32), times)
+        self.distance = self._distances.of(latents, self._numbers)
         grids = [map(int, self._store.grids[number]) for number in self._numbers]
         return tiled(
             [
-                self._encoders.decode_picture(tokens[:length], rows=rows, columns=columns)
-                for tokens, length, (rows, columns) in zip(latents, lengths, grids)
+                self._encoders.decode_image(tokens[:length], rows=rows, columns=columns)
+                for tokens, length, (rows, columns) in zip(latents, lengths, grids, strict=True)
             ]
         )
 
@@ -96,10 +104,9 @@ class Sampler:
             tensor.name: np.zeros((self._num_rows, *tensor.shape), tensor.dtype)
             for tensor in self._run.prediction_tensors
         }
-        if "guidance" in rows:
-            rows["guidance"][:] = self._config.guidance
         for row, caption in enumerate(self._captions):
-            _fill(rows, row, caption, self._store.grids[self._numbers[row % len(self._numbers)]])
+            grid = self._store.grids[self._numbers[row % len(self._numbers)]]
+            self._run.config.model.images().fill_prediction(rows, row, caption, grid, self._config.guidance)
         return rows
 
     def _batch(self, samples: np.ndarray, times: np.ndarray) -> dict[str, np.ndarray]:
@@ -113,23 +120,13 @@ class Sampler:
         return {name: array[None, index * num_rows : (index + 1) * num_rows] for name, array in rows.items()}
 
 
-def _fill(rows: dict[str, np.ndarray], row: int, caption: EncodedCaption, grid: np.ndarray) -> None:
-    num_rows, num_columns = map(int, grid)
-    length, text_length = num_rows * num_columns, len(caption.tokens)
-    rows["image_positions"][row, :length] = patch_positions(num_rows, num_columns)
-    rows["image_segment_ids"][row, :length] = 1
-    rows["text"][row, :text_length] = caption.tokens
-    rows["text_segment_ids"][row, :text_length] = 1
-    rows["pooled"][row, 0] = caption.pooled
-
-
-def tiled(pictures: list[np.ndarray]) -> np.ndarray:
-    """uint8 pictures [height, width, 3] of different sizes on one black sheet, left to right and top to bottom."""
-    columns = math.ceil(len(pictures) ** 0.5)
-    height = max(picture.shape[0] for picture in pictures) + _MARGIN_PIXELS
-    width = max(picture.shape[1] for picture in pictures) + _MARGIN_PIXELS
-    sheet = np.zeros((math.ceil(len(pictures) / columns) * height, columns * width, 3), np.uint8)
-    for number, picture in enumerate(pictures):
+def tiled(images: list[np.ndarray]) -> np.ndarray:
+    """uint8 images [height, width, 3] of different sizes on one black sheet, left to right and top to bottom."""
+    columns = math.ceil(len(images) ** 0.5)
+    height = max(image.shape[0] for image in images) + _MARGIN_PIXELS
+    width = max(image.shape[1] for image in images) + _MARGIN_PIXELS
+    sheet = np.zeros((math.ceil(len(images) / columns) * height, columns * width, 3), np.uint8)
+    for number, image in enumerate(images):
         top, left = number // columns * height, number % columns * width
-        sheet[top : top + picture.shape[0], left : left + picture.shape[1]] = picture
+        sheet[top : top + image.shape[0], left : left + image.shape[1]] = image
     return sheet

@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from titan.core.data.images.image_store import open_picture_store
-from titan.core.data.images.loader import PictureLoader
-from titan.core.data.images.source import PictureSource
 from titan.core.init import Normal, init_plan, sample
 from titan.graph.testing.xla_cpu import use_cpu_devices
 from titan.models.flux.config import flux_debug
@@ -17,9 +14,8 @@ from titan.parallel.mesh import MeshSpec
 from titan.train.build import build
 from titan.train.config.run import Config
 from titan.train.config.sampling import SamplingConfig
-from titan.train.images.open_images import Pictures
+from titan.train.images.open_images import Images, open_images
 from titan.train.images.sampler import Sampler, tiled
-from titan.train.images.trial_encoders import TrialEncoders
 from titan.train.recipes.flux_debug import RECIPE
 from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import PARAMS
@@ -34,29 +30,25 @@ MODEL = dataclasses.replace(
 def _config(tmp_path, **sampling) -> Config:
     return dataclasses.replace(
         RECIPE,
-        model=dataclasses.replace(MODEL, pictures_per_row=2),
+        model=dataclasses.replace(MODEL, images_per_row=2),
         training=dataclasses.replace(RECIPE.training, sequence_length=2 * (16 + 24), batch_size=4),
-        data=dataclasses.replace(RECIPE.data, resolution=64, max_pictures=8, cache_folder=str(tmp_path)),
-        sampling=SamplingConfig(interval=1, num_pictures=3, num_steps=4, **sampling),
+        data=dataclasses.replace(
+            RECIPE.data, resolution=64, max_images=8, trial_images="photographs", cache_folder=str(tmp_path)
+        ),
+        sampling=SamplingConfig(interval=1, num_images=3, num_steps=4, **sampling),
         compile=dataclasses.replace(RECIPE.compile, cache_folder=""),
         tpu_config=dataclasses.replace(RECIPE.tpu_config, num_virtual_devices=4),
     )
 
 
 @pytest.fixture
-def pictures(tmp_path) -> Pictures:
+def images(tmp_path) -> Images:
     config = _config(tmp_path)
-    encoders = TrialEncoders(config.model)
-    store = open_picture_store(PictureSource(config.data), config.data, encoders)
-    shapes = {tensor.name: tensor.shape for tensor in config.model.batch_tensors(config.training.sequence_length)}
-    train, validation = (
-        PictureLoader(config.data, store, shapes, split=split, batch_size=4) for split in ("train", "validation")
-    )
-    return Pictures(encoders, store, train, validation)
+    return open_images(config.data, config.model.images(), config.training, process_index=0, process_count=1)
 
 
 class _Knowing:
-    """An executable whose velocities lead from any sample to a picture of the store, told by its caption."""
+    """An executable whose velocities lead from any sample to an image of the store, told by its caption."""
 
     def __init__(self, store):
         self._store = store
@@ -69,20 +61,20 @@ class _Knowing:
         self.calls += 1
         assert list(state) == [f"{PARAMS}w"]
         prediction = np.zeros_like(batch["noised"][0])
-        for row, (noised, time) in enumerate(zip(batch["noised"][0], batch["timestep"][0, :, 0])):
+        for row, (noised, time) in enumerate(zip(batch["noised"][0], batch["timestep"][0, :, 0], strict=True)):
             num_tokens = int((batch["text_segment_ids"][0, row] == 1).sum())
             for number in range(len(self._store)):
-                picture = self._store[number]
-                caption = picture.caption.tokens
+                image = self._store[number]
+                caption = image.caption.tokens
                 text = batch["text"][0, row, :num_tokens]
                 if caption.shape == text.shape and np.array_equal(caption.astype(np.float32), text):
-                    length = len(picture.latents)
+                    length = len(image.latents)
                     assert (batch["image_segment_ids"][0, row] == 1).sum() == length
-                    prediction[row, :length] = (noised[:length] - picture.latents) / time
+                    prediction[row, :length] = (noised[:length] - image.latents) / time
         return {}, {"prediction": prediction}
 
 
-def _sampler(config, pictures, executable) -> Sampler:
+def _sampler(config, images, executable) -> Sampler:
     config = dataclasses.replace(config, parallelism=dataclasses.replace(config.parallelism, num_devices=4).resolve(4))
     run = types.SimpleNamespace(
         config=config,
@@ -91,7 +83,7 @@ def _sampler(config, pictures, executable) -> Sampler:
         predict_step=types.SimpleNamespace(executable_for=lambda batch: executable),
         prediction_tensors=config.model.prediction_tensors(config.training.sequence_length),
     )
-    return Sampler(run, pictures)
+    return Sampler(run, images)
 
 
 class _Level(_Knowing):
@@ -107,39 +99,39 @@ class _Level(_Knowing):
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_guidance_leads_away_from_the_empty_caption(tmp_path, pictures, scale):
+def test_guidance_leads_away_from_the_empty_caption(tmp_path, images, scale):
     drawn = []
 
-    def decode_picture(tokens, *, rows, columns):
+    def decode_image(tokens, *, rows, columns):
         drawn.append(tokens)
         return np.zeros((16 * rows, 16 * columns, 3), np.uint8)
 
-    encoders = types.SimpleNamespace(decode_picture=decode_picture)
+    encoders = types.SimpleNamespace(decode_image=decode_image)
     config = _config(tmp_path, classifier_free_guidance=scale, seed=5)
-    sampler = _sampler(config, dataclasses.replace(pictures, encoders=encoders), _Level(pictures.store))
+    sampler = _sampler(config, dataclasses.replace(images, encoders=encoders), _Level(images.store))
     sampler.sample({f"{PARAMS}w": 0})
     # From time 1 to 0 the sample moves by -1 times the velocity, -0.5 + scale (2 - -0.5).
     velocity = {1.0: 2.0, 3.0: 7.0}[scale]
     image_length = config.model.image_length(config.training.sequence_length)
     noise = np.random.RandomState(5).standard_normal((3, image_length, MODEL.in_channels))
     assert len(drawn) == 3
-    for tokens, begin in zip(drawn, noise):
+    for tokens, begin in zip(drawn, noise, strict=True):
         # float32: sums of four steps of values below 16
         np.testing.assert_allclose(tokens, begin[: len(tokens)] - velocity, atol=1e-5)
 
 
 @pytest.mark.parametrize("guided", [1.0, 3.0])
-def test_a_model_that_knows_the_pictures_draws_them(tmp_path, pictures, guided):
+def test_a_model_that_knows_the_images_draws_them(tmp_path, images, guided):
     config = _config(tmp_path, classifier_free_guidance=guided)
-    executable = _Knowing(pictures.store)
-    sheet = _sampler(config, pictures, executable).sample({f"{PARAMS}w": 0, "step": 0})
+    executable = _Knowing(images.store)
+    sheet = _sampler(config, images, executable).sample({f"{PARAMS}w": 0, "step": 0})
     assert executable.calls == 4
-    numbers = [*pictures.validation.pictures.numbers, *pictures.train.pictures.numbers][:3]
+    numbers = [*images.validation.images.numbers, *images.train.images.numbers][:3]
     expected = []
     for number in numbers:
-        picture = pictures.store[number]
-        decoded = pictures.encoders.decode_picture(
-            np.asarray(picture.latents, np.float32), rows=picture.rows, columns=picture.columns
+        image = images.store[number]
+        decoded = images.encoders.decode_image(
+            np.asarray(image.latents, np.float32), rows=image.rows, columns=image.columns
         )
         expected.append(decoded)
     if guided == 1.0:
@@ -149,7 +141,7 @@ def test_a_model_that_knows_the_pictures_draws_them(tmp_path, pictures, guided):
         assert np.abs(sheet.astype(int) - tiled(expected)).max() > 10
 
 
-def test_a_sheet_has_all_pictures():
+def test_a_sheet_has_all_images():
     sheet = tiled([np.full((2, 3, 3), value, np.uint8) for value in (10, 20, 30)])
     assert [int((sheet[..., 0] == value).sum()) for value in (10, 20, 30)] == [6, 6, 6]
 

@@ -17,7 +17,7 @@ import torch
 
 from titan.core.config.validate import ConfigError
 from titan.core.data.images.encoders import EncodedCaption, Encoders
-from titan.models.flux.config import FluxConfig
+from titan.models.family import ImageModel
 from titan.models.flux.patches import patchify, unpatchify
 
 _BLOCK = 8
@@ -32,8 +32,12 @@ _SEED = 0
 class TrialEncoders(Encoders):
     """The stand-ins for a model of given widths."""
 
-    def __init__(self, model: FluxConfig):
-        """Args:
+    patch_pixels = 2 * _BLOCK
+
+    def __init__(self, model: ImageModel):
+        """Initializes the instance.
+
+        Args:
           model: what reads the embeddings.
 
         Raises:
@@ -52,15 +56,15 @@ class TrialEncoders(Encoders):
         self._model = model
         self._basis = _basis(model.in_channels // _PATCH_CHANNELS)
 
-    def encode_picture(self, pixels: np.ndarray) -> np.ndarray:
-        """See `Encoders.encode_picture`."""
+    def encode_image(self, pixels: np.ndarray) -> np.ndarray:
+        """See `Encoders.encode_image`."""
         signal = torch.from_numpy(pixels.astype(np.float32) / 127.5 - 1.0)
         blocks = signal.unflatten(1, (-1, _BLOCK)).unflatten(0, (-1, _BLOCK))  # [rows, 8, columns, 8, 3]
         latents = torch.einsum("rycxk,nyxk->nrc", blocks, self._basis)
         return patchify(latents[None])[0].numpy()
 
-    def decode_picture(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
-        """See `Encoders.decode_picture`."""
+    def decode_image(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
+        """See `Encoders.decode_image`."""
         latents = unpatchify(torch.from_numpy(tokens)[None].float(), rows=rows, columns=columns)[0]
         inverse = self._basis / self._basis.square().sum((1, 2, 3), keepdim=True)
         blocks = torch.einsum("nrc,nyxk->rycxk", latents, inverse)
@@ -69,7 +73,8 @@ class TrialEncoders(Encoders):
 
     def encode_captions(self, captions: Sequence[str]) -> list[EncodedCaption]:
         """See `Encoders.encode_captions`; a token is a byte, and the last one the end."""
-        return [self._encode_caption(caption) for caption in captions]
+        encoded = {caption: self._encode_caption(caption) for caption in dict.fromkeys(captions)}
+        return [encoded[caption] for caption in captions]
 
     def _encode_caption(self, caption: str) -> EncodedCaption:
         content = caption.encode()[: self._model.text_length - 1]
@@ -131,7 +136,7 @@ def _basis(num_channels: int) -> torch.Tensor:
     patterns = []
     for _, _, colour, u, v in ranked:
         pattern = waves[u][:, None, None] * waves[v][None, :, None] * colours[colour]
-        # Of pictures, amplitudes fall about as the inverse of the frequency, and colour has a quarter of brightness's.
+        # Of images, amplitudes fall about as the inverse of the frequency, and colour has a quarter of brightness's.
         deviation = (8.0 if colour == 0 else 2.0) / (1.0 + 3.0 * np.hypot(u, v))
         patterns.append(pattern / deviation)
     return torch.from_numpy(np.stack(patterns).astype(np.float32))

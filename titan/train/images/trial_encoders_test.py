@@ -1,4 +1,4 @@
-"""The stand-ins: pictures survive them as far as they are smooth, and captions are told apart."""
+"""The stand-ins: images survive them as far as they are smooth, and captions are told apart."""
 
 import dataclasses
 
@@ -16,10 +16,10 @@ def test_what_varies_slowly_is_given_back():
     encoders = TrialEncoders(MODEL)
     y, x = np.mgrid[0:32, 0:64] / 64
     pixels = (255 * np.stack([0.3 + 0.4 * x, 0.5 + 0.3 * y, 0.6 - 0.2 * x], -1)).round().astype(np.uint8)
-    tokens = encoders.encode_picture(pixels)
+    tokens = encoders.encode_image(pixels)
     assert tokens.shape == (2 * 4, 64) and tokens.dtype == np.float32
     # Within a block colour, unlike brightness, is level: it is off by up to half of its change there, of 13.
-    difference = encoders.decode_picture(tokens, rows=2, columns=4).astype(int) - pixels
+    difference = encoders.decode_image(tokens, rows=2, columns=4).astype(int) - pixels
     assert np.abs(difference).max() <= 7
     assert np.abs(difference.mean(-1)).max() <= 2
 
@@ -27,7 +27,7 @@ def test_what_varies_slowly_is_given_back():
 def test_encoding_what_was_decoded_gives_the_same_latents():
     encoders = TrialEncoders(MODEL)
     tokens = 0.1 * np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)
-    again = encoders.encode_picture(encoders.decode_picture(tokens, rows=2, columns=3))
+    again = encoders.encode_image(encoders.decode_image(tokens, rows=2, columns=3))
     # Pixels are rounded to 1/127.5, which the latents' units of brightness make a little larger.
     assert np.abs(again - tokens).max() < 0.05
 
@@ -51,7 +51,7 @@ def test_fingerprints_differ_where_embeddings_do():
 
 
 def test_no_more_channels_than_there_are():
-    tokens = TrialEncoders(dataclasses.replace(MODEL, in_channels=768)).encode_picture(np.zeros((16, 16, 3), np.uint8))
+    tokens = TrialEncoders(dataclasses.replace(MODEL, in_channels=768)).encode_image(np.zeros((16, 16, 3), np.uint8))
     assert tokens.shape == (1, 768)
     for in_channels in (66, 772):
         with pytest.raises(ConfigError, match=f"--model.in_channels: {in_channels} is no multiple of 4 up to 768"):

@@ -70,5 +70,4 @@ def _folder(path: str) -> pathlib.Path:
 
 
 def _config_error(flag: str, error: HfCheckpointError) -> ConfigError:
-    problem, _, cure = str(error).rpartition("; ")
-    return ConfigError(flag, problem or str(error), cure if problem else "give another folder")
+    return ConfigError(flag, error.problem, error.cure or "give another folder")

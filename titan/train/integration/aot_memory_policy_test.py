@@ -7,7 +7,7 @@ import pytest
 from titan.core.config.flags import parse
 from titan.graph.aot.report import Report
 from titan.train.aot.command import compile_ahead_of_time
-from titan.train.recipes.llama3_debug import RECIPE
+from titan.train.config.run import Config
 
 _DIM, _FFN, _VOCAB, _SEQUENCE, _BATCH, _DEVICES = 256, 1024, 512, 256, 16, 8
 _BFLOAT16 = 2
@@ -26,7 +26,7 @@ def _report(policy: str, num_layers: int, *flags: str) -> Report:
         "--parallelism.gather_dtype=bfloat16",
         f"--compile.memory_policy={policy}",
     )
-    return compile_ahead_of_time(parse(["llama3_debug", "--aot", "--hardware=v6e-2x4", *sizes, *flags], RECIPE))
+    return compile_ahead_of_time(parse(["llama3_debug", "--aot", "--hardware=v6e-2x4", *sizes, *flags], Config()))
 
 
 def _scanned(policy: str) -> Report:

@@ -19,7 +19,7 @@ from titan.graph.executors.xla import LoweredStep
 from titan.train.aot import command as aot
 from titan.train.aot.advice import advice
 from titan.train.aot.command import compile_ahead_of_time
-from titan.train.recipes.llama3_debug import RECIPE
+from titan.train.config.run import Config
 from titan.train.runtime.saved_step import open_saved_step
 
 _DIM, _FFN, _VOCAB, _LAYERS, _SEQUENCE = 256, 1024, 512, 2, 128
@@ -37,7 +37,7 @@ _SMALL = (
 
 
 def config_of(hardware, *flags):
-    return parse(["llama3_debug", "--aot", f"--hardware={hardware}", *_SMALL, *flags], RECIPE)
+    return parse(["llama3_debug", "--aot", f"--hardware={hardware}", *_SMALL, *flags], Config())
 
 
 def bytes_by(report):
@@ -212,7 +212,7 @@ def test_advice_names_the_smallest_change_that_should_fit_first(fsdp):
         "--compile.memory_policy=offload: the same, and the layers' inputs wait in host memory (about 24.0 GiB)",
         "a --hardware with 4 times the chips, and 4 times the batch: parameters and optimizer state sharded over more "
         "devices (about 31.0 GiB)",
-        "--splash_attention_kernel.use_splash_attention_kernel: no matrix of all scores",
+        "--splash_attention_kernel.enable: no matrix of all scores",
         "--fused_linear_cross_entropy.enable: never all logits at a time",
     )
     worse = dataclasses.replace(memory, needed=80 * gib)

@@ -18,7 +18,7 @@ from titan.graph.lowering.stablehlo_call import StableHloCall
 from titan.graph.torch_tpu.lower import lower_by_torch_tpu
 from titan.train.aot.command import compile_ahead_of_time
 from titan.train.build import build
-from titan.train.recipes.llama3_debug import RECIPE
+from titan.train.config.run import Config
 from titan.train.recipes.qwen3_moe_debug import RECIPE as MOE_RECIPE
 from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import LEARNING_RATE
@@ -39,13 +39,13 @@ _CPU = (
     "--optimizer.epsilon=1e-3",
 )
 _BFLOAT16 = ("--parallelism.gather_dtype=bfloat16",)
-_KERNELS = ("--splash_attention_kernel.use_splash_attention_kernel", "--rope_kernel.enable")
+_KERNELS = ("--splash_attention_kernel.enable", "--rope_kernel.enable")
 
 
 @pytest.fixture
 def runtime():
     """Of CPU devices; it keeps the graphs that it compiles."""
-    config = parse(["llama3_debug", *_SMALL, *_CPU], RECIPE)
+    config = parse(["llama3_debug", *_SMALL, *_CPU], Config())
     return XlaRuntime(config)
 
 
@@ -72,9 +72,9 @@ def calls(graph: StepGraph) -> list[StableHloCall]:
 @pytest.mark.parametrize(
     ("recipe", "flags"),
     [
-        (RECIPE, ()),
-        (RECIPE, (*_KERNELS, "--tpu_config.use_scan_layers", "--model.num_layers=4")),
-        (MOE_RECIPE, ("--use_grouped_mm",)),
+        (Config(), ()),
+        (Config(), (*_KERNELS, "--tpu_config.use_scan_layers", "--model.num_layers=4")),
+        (MOE_RECIPE, ("--grouped_matmul",)),
     ],
     ids=["llama3", "kernels in scanned layers", "mixture of experts"],
 )
@@ -114,7 +114,7 @@ def test_programs_for_a_slice_agree(flags):
         compile_ahead_of_time(
             parse(
                 ["x", *_SMALL, "--aot", "--hardware=v6e-2x2", f"--aot.lowering={lowering}", *flags],
-                RECIPE,
+                Config(),
             )
         )
         for lowering in ("titan", "torch_tpu")
@@ -133,7 +133,7 @@ def test_programs_for_a_slice_agree(flags):
 def test_an_op_that_torch_tpu_has_not_is_named_with_its_module(monkeypatch):
     silu = torch.nn.functional.silu
     monkeypatch.setattr(torch.nn.functional, "silu", lambda x, **_: silu(x) + torch.special.bessel_j0(x.detach()))
-    config = parse(["x", *_SMALL, "--aot", "--hardware=v6e-2x2", "--aot.lowering=torch_tpu"], RECIPE)
+    config = parse(["x", *_SMALL, "--aot", "--hardware=v6e-2x2", "--aot.lowering=torch_tpu"], Config())
     with pytest.raises(ConfigError) as error:
         compile_ahead_of_time(config)
     assert "aot.lowering: TorchTPU does not lower node special_bessel_j0" in str(error.value)

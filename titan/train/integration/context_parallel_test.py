@@ -13,7 +13,8 @@ from titan.graph.executors.xla import jax_mesh, sharding
 from titan.graph.ir.dialect import graphs_of
 from titan.parallel.mesh import MeshSpec
 from titan.train.config.kernels import SplashAttentionKernelConfig
-from titan.train.config.run import Config, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import TrainingConfig
 from titan.train.sharding.mesh_axes import data_share
 from titan.train.sharding.token_order import in_mesh_order
 from titan.train.step.state import LEARNING_RATE, batch_layouts
@@ -87,7 +88,7 @@ _NUM_GATHERED = BATCH * 4 * LENGTH * 8
 def _kept(module: torch.fx.GraphModule) -> list[torch.fx.Node]:
     """What layers compute in the forward pass, or one turn of a loop over them does, and the backward pass reads."""
     graph = module.graph
-    loops = [node for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)]
+    loops = list(graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan))
     if loops:
         body = getattr(module, loops[0].args[0].target).graph
         return list(body.output_node().args[0][len(loops[0].args[1]) :])
@@ -129,7 +130,9 @@ def test_tokens_keep_their_labels_positions_and_documents():
     names = [name for name in whole if name != LEARNING_RATE]
     assert moved[LEARNING_RATE] == whole[LEARNING_RATE]
     for row in range(BATCH):
-        before, after = (sorted(zip(*(arrays[name][0, row].tolist() for name in names))) for arrays in (whole, moved))
+        before, after = (
+            sorted(zip(*(arrays[name][0, row].tolist() for name in names), strict=True)) for arrays in (whole, moved)
+        )
         assert before == after
     assert not np.array_equal(moved["tokens"], whole["tokens"])
 
@@ -158,11 +161,7 @@ def test_each_rank_of_the_torch_executor_has_the_part_that_xla_places_on_its_dev
             "devices; give a multiple of 8, e.g. 40",
         ),
         (
-            {
-                "splash_attention_kernel": SplashAttentionKernelConfig(
-                    use_splash_attention_kernel=True, implementation="tokamax"
-                )
-            },
+            {"splash_attention_kernel": SplashAttentionKernelConfig(enable=True, implementation="tokamax")},
             "--splash_attention_kernel.implementation: tokamax's kernel takes whole sequences, which context_parallel "
             "splits; give auto, jax or xla",
         ),

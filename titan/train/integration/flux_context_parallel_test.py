@@ -10,6 +10,7 @@ from titan.train.testing.case import Case
 from titan.train.testing.executed import run_xla
 from titan.train.testing.grid import grid
 from titan.train.testing.outcome import assert_same
+from titan.train.testing.runs import PHOTOGRAPH_FLAGS
 
 FSDP_CP2 = MeshSpec(("dp_shard", "cp"), (2, 2))
 HSDP_CP2 = MeshSpec(("dp_replicate", "dp_shard", "cp"), (2, 2, 2))
@@ -38,13 +39,13 @@ def test_split_rows_equal_one_device(case):
         ),
         (
             ["--parallelism.context_parallel=2", "--training.sequence_length=129"],
-            "--training.sequence_length: the 65 of 129 tokens that are for pictures cannot be split over "
+            "--training.sequence_length: the 65 of 129 tokens that are for images cannot be split over "
             "context_parallel=2; give 130",
         ),
     ),
 )
 def test_rows_that_cannot_be_split_are_refused(flags, message):
     with pytest.raises(ConfigError) as error:
-        parse(["flux_debug", *flags], RECIPE)
+        parse(["flux_debug", *PHOTOGRAPH_FLAGS, *flags], RECIPE)
     assert str(error.value) == message
-    parse(["flux_debug", *flags, "--parallelism.context_parallel=1"], RECIPE)
+    parse(["flux_debug", *PHOTOGRAPH_FLAGS, *flags, "--parallelism.context_parallel=1"], RECIPE)

@@ -1,4 +1,4 @@
-"""A run on pictures, from flags to checkpoints: it resumes bit for bit, samples, and equals an eager run."""
+"""A run on images, from flags to checkpoints: it resumes bit for bit, samples, and equals an eager run."""
 
 import io
 import json
@@ -13,8 +13,10 @@ from titan.train.testing.runs import Workplace, differing, reported_losses, save
 
 FLAGS = (
     "--data.path=",
+    "--data.trial_images=photographs",
+    "--model.images_per_row=2",
     "--data.resolution=64",
-    "--data.max_pictures=10",
+    "--data.max_images=10",
     "--model.num_double_blocks=1",
     "--model.num_single_blocks=1",
     "--model.dim=32",
@@ -25,7 +27,7 @@ FLAGS = (
     "--training.batch_size=4",
     "--training.validation_interval=3",
     "--sampling.interval=3",
-    "--sampling.num_pictures=3",
+    "--sampling.num_images=3",
     "--sampling.num_steps=2",
     # The rate of a step does not depend on the length of the run.
     "--lr_schedule.kind=constant",

@@ -31,7 +31,7 @@ def test_training_by_xla_equals_that_by_pytorch(case):
     expected = run_torch(Case("flux"))
     assert_same(run_xla(case), expected, _TOLERANCE)
     assert expected.metrics[-1]["loss"] < expected.metrics[0]["loss"] - 1e-3
-    assert expected.metrics[0]["num_tokens"] == 64  # 8 rows of 2 pictures of 4 patches: no text and no padding
+    assert expected.metrics[0]["num_tokens"] == 64  # 8 rows of 2 images of 4 patches: no text and no padding
 
 
 def test_pytorch_runs_the_loops_too():
@@ -39,7 +39,7 @@ def test_pytorch_runs_the_loops_too():
 
 
 def test_a_policy_is_about_the_modules_that_it_names():
-    """What is computed again for the backward pass are the feed-forwards of pictures and whole single blocks."""
+    """What is computed again for the backward pass are the feed-forwards of images and whole single blocks."""
 
     def num_products(policy, fqn):
         graph = graph_of(Case("flux", memory_policy=policy)).module.graph

@@ -32,7 +32,7 @@ def test_devices_that_share_the_work_equal_one(case):
     assert_same(run_xla(case), run_xla(Case(case.model)), TOLERANCE)
 
 
-def test_blocks_sum_tokens_and_gather_the_vectors_of_pictures_alone():
+def test_blocks_sum_tokens_and_gather_the_vectors_of_images_alone():
     graph = graph_of(CASES["fsdp2_tp2"])
     counts = collections.Counter(
         (node.meta["region"], node.meta["module_fqn"], op_name(node.target).split(".")[1])

@@ -54,7 +54,7 @@ def programs(case: Case) -> tuple[collections.Counter, int]:
     compiled = []
     executable = compile_split(graph_of(case), jax.devices(), compile_program=compiled.append)
     calls: collections.Counter = collections.Counter()
-    for piece, signature in zip(executable.split.pieces, executable.signatures):
+    for piece, signature in zip(executable.split.pieces, executable.signatures, strict=True):
         calls[signature] += piece.num_turns if isinstance(piece, Loop) else 1
     assert calls.keys() == executable.programs.keys()
     return calls, len(compiled)

@@ -46,7 +46,7 @@ def _stacked_in_host_memory(graph: StepGraph) -> list[tuple[int, ...]]:
     found = []
     for scan in _loops(graph):
         body = operator.attrgetter(scan.args[0].target)(graph.module).graph
-        for result, value in zip(body.output_node().args[0], scan.meta["val"]):
+        for result, value in zip(body.output_node().args[0], scan.meta["val"], strict=True):
             if (
                 result.target is torch.ops.ao.wait_tensor.default
                 and result.args[0].target is torch.ops.ao.offload.default

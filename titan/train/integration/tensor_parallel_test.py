@@ -10,7 +10,7 @@ from titan.graph.ir.dialect import op_name
 from titan.parallel.mesh import MeshSpec
 from titan.train.config.kernels import FusedLinearCrossEntropyConfig
 from titan.train.config.parallelism import ParallelismConfig
-from titan.train.config.run import TrainingConfig
+from titan.train.config.training import TrainingConfig
 from titan.train.testing.case import ONE, Case
 from titan.train.testing.executed import evaluate_xla, run_xla
 from titan.train.testing.graphs import assert_one_program, graph_of

@@ -12,19 +12,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from titan.core.checkpoint import Checkpointer
+from titan.core.checkpoint import Checkpointer, CheckpointMismatchError
 from titan.core.config.validate import ConfigError
 from titan.core.metrics import MetricsLogger
 from titan.core.profiler import Profiler
-from titan.train.build import Run
+from titan.core.progress import duration
 from titan.train.inputs.data import RunData
 from titan.train.loop.lr_schedule import learning_rate
 from titan.train.loop.stop import stop_requests
 from titan.train.runtime.compiled_step import Executable
+from titan.train.runtime.run import Run
 from titan.train.sharding.token_order import in_mesh_order
 from titan.train.step.state import EXPERT_BIAS, LEARNING_RATE, PARAMS, SKIPPED_STEPS
 
 _log = logging.getLogger(__name__)
+
+_STEPS_BEFORE_ESTIMATE = 2  # beside the first, which compiles
 
 
 @dataclasses.dataclass
@@ -35,6 +38,7 @@ class Progress:
       steps: steps done, skipped updates included.
       first_loss, last_loss, best_loss: of the training steps; NaN before the first.
       validation_loss: of the last validation; NaN before the first.
+      sample_distance: of the images sampled last from those trained on; NaN before the first.
       skipped_steps: updates left out because the gradient was not finite.
     """
 
@@ -43,6 +47,7 @@ class Progress:
     last_loss: float = math.nan
     best_loss: float = math.nan
     validation_loss: float = math.nan
+    sample_distance: float = math.nan
     skipped_steps: int = 0
 
     def record(self, loss: float, skipped_steps: int) -> None:
@@ -101,13 +106,19 @@ class _Dispatched:
 
 
 class Sampler(Protocol):
-    """Draws pictures with a run's weights; every process calls it."""
+    """Draws images with a run's weights; every process calls it.
+
+    Attributes:
+      distance: of the images drawn last from those trained on, over that of held-out images; NaN where not known.
+    """
+
+    distance: float
 
     def prepare(self) -> None:
         """Compiles what `sample` needs."""
 
     def sample(self, state: Mapping[str, Any]) -> np.ndarray:
-        """Pictures on one sheet, uint8 [height, width, 3]."""
+        """Images on one sheet, uint8 [height, width, 3]."""
 
 
 def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLogger | None, profiler: Profiler,
@@ -120,7 +131,7 @@ def train(run: Run, data: RunData, checkpointer: Checkpointer, logger: MetricsLo
     Args:
       logger: None on processes that do not report.
       restored: what `checkpointer.restore` gave.
-      sampler: draws the pictures of a run that samples.
+      sampler: draws the images of a run that samples.
     """
     return _Loop(run, data, checkpointer, logger, profiler, sampler).train(restored)
 
@@ -235,6 +246,8 @@ class _Loop:
                 skipped,
             )
         self._progress.record(metrics["loss"], skipped)
+        if len(self._step_seconds) == _STEPS_BEFORE_ESTIMATE:
+            self._say_how_long(pending.step + 1)
         if self._logger is None or not self._logger.due(pending.step + 1):
             return
         values = {name: value for name, value in metrics.items() if name != "num_tokens"}
@@ -248,11 +261,25 @@ class _Loop:
             values[SKIPPED_STEPS] = skipped
         self._logger.log(pending.step + 1, values)
 
+    def _say_how_long(self, steps_done: int) -> None:
+        """An estimate of the rest of the run, once a few steps after the one that compiles have been timed."""
+        remaining = self._run.config.training.steps - steps_done
+        if self._logger is None or remaining <= 0:
+            return
+        seconds = min(self._step_seconds)
+        line = f"{remaining} steps to go, at {seconds:.3g} s each: about {duration(remaining * seconds)}"
+        config = self._run.config
+        if config.training.validation_interval or (config.sampling and config.sampling.interval):
+            line += ", and what validation and sampling take"
+        print(line, flush=True)
+
     def _validate(self, state: Mapping[str, Any]) -> None:
         self._read_pending()
         weights = {name: tensor for name, tensor in state.items() if name.startswith(PARAMS) or name == EXPERT_BIAS}
         results = []
-        for _, rows in zip(range(self._run.config.training.validation_batches), iter(self._data.validation)):
+        for _, rows in zip(
+            range(self._run.config.training.validation_batches), iter(self._data.validation), strict=False
+        ):
             batch = self._microbatches(rows)
             executable = self._run.eval_step.executable_for(batch)
             results.append(executable(weights, executable.place(batch))[1])
@@ -265,9 +292,12 @@ class _Loop:
 
     def _sample(self, state: Mapping[str, Any]) -> None:
         self._read_pending()
-        pictures = self._sampler.sample(state)
+        images = self._sampler.sample(state)
+        self._progress.sample_distance = self._sampler.distance
         if self._logger is not None:
-            self._logger.log_picture(self._progress.steps, "samples", pictures)
+            self._logger.log_image(self._progress.steps, "samples", images)
+            if not math.isnan(self._sampler.distance):
+                self._logger.log(self._progress.steps, {"sample_distance": self._sampler.distance})
         self._last_read_at = time.perf_counter()
 
     def _save(self, state: Mapping[str, Any], *, force: bool = False) -> None:
@@ -295,6 +325,5 @@ def restore(run: Run, checkpointer: Checkpointer) -> tuple[int, Any, dict[str, A
         return None
     try:
         return checkpointer.restore(run.runtime.abstract_state())
-    except ValueError as error:
-        problem, _, cure = str(error).partition("; ")
-        raise ConfigError("checkpoint.folder", problem, cure) from error
+    except CheckpointMismatchError as error:
+        raise ConfigError("checkpoint.folder", error.problem, error.cure) from error

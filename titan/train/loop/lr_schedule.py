@@ -2,7 +2,7 @@
 
 import math
 
-from titan.train.config.run import LrScheduleConfig, OptimizerConfig
+from titan.train.config.training import LrScheduleConfig, OptimizerConfig
 
 
 def learning_rate(step: int, schedule: LrScheduleConfig, optimizer: OptimizerConfig, num_steps: int) -> float:

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from titan.train.config.run import LrScheduleConfig, OptimizerConfig
+from titan.train.config.training import LrScheduleConfig, OptimizerConfig
 from titan.train.loop.lr_schedule import learning_rate
 
 PEAK = 2.0

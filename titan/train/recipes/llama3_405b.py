@@ -13,25 +13,34 @@ RECIPE = llama3_pretraining(name="llama3_405b", model=llama3_405b(), learning_ra
 VARIANTS = {
     "tpu7x-4x4x4": Variant(
         source="ours: a sequence a device",
-        data_parallel_shard=128,
-        batch_size=128,
-        sequence_length=8192,
-        memory_policy="offload",
+        leaves={
+            "parallelism.data_parallel_shard": 128,
+            "training.batch_size": 128,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "offload",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-4x4x8": Variant(
         source="published: 128 chips, about 57% MFU; ours: a sequence a device",
-        data_parallel_shard=256,
-        batch_size=256,
-        sequence_length=8192,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 256,
+            "training.batch_size": 256,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-8x8x16": Variant(
         source="published: 1,024 chips, about 57% MFU; ours: the recipe's batch, replicas of 128 chips",
-        data_parallel_shard=256,
-        data_parallel_replicate=8,
-        batch_size=2048,
-        sequence_length=8192,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 256,
+            "parallelism.data_parallel_replicate": 8,
+            "training.batch_size": 2048,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
 }
 

@@ -14,25 +14,34 @@ RECIPE = llama3_pretraining(name="llama3_70b", model=llama3_70b(), learning_rate
 VARIANTS = {
     "tpu7x-4x4x4": Variant(
         source="ours: two sequences a device",
-        data_parallel_shard=128,
-        batch_size=256,
-        sequence_length=8192,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 128,
+            "training.batch_size": 256,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-4x4x8": Variant(
         source="ours: two sequences a device",
-        data_parallel_shard=256,
-        batch_size=512,
-        sequence_length=8192,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 256,
+            "training.batch_size": 512,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-8x8x16": Variant(
         source="ours: a sequence a device, replicas of 128 chips",
-        data_parallel_shard=256,
-        data_parallel_replicate=8,
-        batch_size=2048,
-        sequence_length=8192,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 256,
+            "parallelism.data_parallel_replicate": 8,
+            "training.batch_size": 2048,
+            "training.sequence_length": 8192,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
 }
 

@@ -4,7 +4,8 @@ from titan.core.checkpoint import CheckpointConfig
 from titan.models.llama3.config import Llama3Config
 from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 from titan.train.config.parallelism import ParallelismConfig
-from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import LrScheduleConfig, OptimizerConfig, TrainingConfig
 
 
 def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, batch_size: int) -> Config:
@@ -28,6 +29,6 @@ def llama3_pretraining(*, name: str, model: Llama3Config, learning_rate: float, 
         lr_schedule=LrScheduleConfig(warmup_steps=8000, min_ratio=0.01),
         checkpoint=CheckpointConfig(interval=1000),
         rope_kernel=RopeKernelConfig(enable=True),
-        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+        splash_attention_kernel=SplashAttentionKernelConfig(enable=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
     )

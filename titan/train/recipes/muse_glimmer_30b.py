@@ -6,7 +6,8 @@ from titan.core.checkpoint import CheckpointConfig
 from titan.models.muse_glimmer.config import muse_glimmer_30b
 from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
 from titan.train.config.parallelism import ParallelismConfig
-from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import LrScheduleConfig, OptimizerConfig, TrainingConfig
 from titan.train.config.variant import Variant
 from titan.train.main import main
 
@@ -24,7 +25,7 @@ RECIPE = Config(
     lr_schedule=LrScheduleConfig(warmup_steps=2000),
     checkpoint=CheckpointConfig(interval=1000),
     rope_kernel=RopeKernelConfig(enable=True),
-    splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+    splash_attention_kernel=SplashAttentionKernelConfig(enable=True),
     fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
 )
 
@@ -32,17 +33,23 @@ VARIANTS = {
     "tpu7x-4x4x4": Variant(
         source="published: 64 chips, a sequence of 16384 a device, float32 reductions, about 44% MFU, 5,848 "
         "tokens/s/chip",
-        data_parallel_shard=128,
-        batch_size=128,
-        sequence_length=16384,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 128,
+            "training.batch_size": 128,
+            "training.sequence_length": 16384,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-4x4x8": Variant(
         source="published: 128 chips, 43.4% MFU; ours: a sequence of 16384 a device",
-        data_parallel_shard=256,
-        batch_size=256,
-        sequence_length=16384,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 256,
+            "training.batch_size": 256,
+            "training.sequence_length": 16384,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
 }
 

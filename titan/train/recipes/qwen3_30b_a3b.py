@@ -16,10 +16,13 @@ RECIPE = qwen3_pretraining(name="qwen3_30b_a3b", model=qwen3_30b_a3b(), learning
 VARIANTS = {
     "tpu7x-4x4x4": Variant(
         source="ours: the recipe's batch, eight sequences a device",
-        data_parallel_shard=128,
-        batch_size=1024,
-        sequence_length=4096,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 128,
+            "training.batch_size": 1024,
+            "training.sequence_length": 4096,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
 }
 

@@ -14,17 +14,23 @@ RECIPE = qwen3_pretraining(name="qwen3_8b", model=qwen3_8b(), learning_rate=3e-4
 VARIANTS = {
     "v6e-2x4": Variant(
         source="ours: two sequences a device",
-        data_parallel_shard=8,
-        batch_size=16,
-        sequence_length=4096,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 8,
+            "training.batch_size": 16,
+            "training.sequence_length": 4096,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
     "tpu7x-4x4x4": Variant(
         source="ours: the recipe's batch, eight sequences a device",
-        data_parallel_shard=128,
-        batch_size=1024,
-        sequence_length=4096,
-        memory_policy="full",
+        leaves={
+            "parallelism.data_parallel_shard": 128,
+            "training.batch_size": 1024,
+            "training.sequence_length": 4096,
+            "compile.memory_policy": "full",
+            "tpu_config.use_scan_layers": True,
+        },
     ),
 }
 

@@ -3,7 +3,8 @@
 import sys
 
 from titan.models.qwen3.config import qwen3_debug
-from titan.train.config.run import Config, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import TrainingConfig
 from titan.train.main import main
 
 RECIPE = Config(name="qwen3_debug", model=qwen3_debug(), training=TrainingConfig(steps=200))

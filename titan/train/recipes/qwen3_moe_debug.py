@@ -6,7 +6,8 @@ Shorter and with smaller batches than the dense one, since the loop over experts
 import sys
 
 from titan.models.qwen3.config import qwen3_moe_debug
-from titan.train.config.run import Config, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import TrainingConfig
 from titan.train.main import main
 
 RECIPE = Config(name="qwen3_moe_debug", model=qwen3_moe_debug(), training=TrainingConfig(steps=200, batch_size=8))

@@ -3,9 +3,15 @@
 from titan.core.checkpoint import CheckpointConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
 from titan.train.config.expert_balance import ExpertBalanceConfig
-from titan.train.config.kernels import FusedLinearCrossEntropyConfig, RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.kernels import (
+    FusedLinearCrossEntropyConfig,
+    GroupedMatmulConfig,
+    RopeKernelConfig,
+    SplashAttentionKernelConfig,
+)
 from titan.train.config.parallelism import ParallelismConfig
-from titan.train.config.run import Config, LrScheduleConfig, OptimizerConfig, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import LrScheduleConfig, OptimizerConfig, TrainingConfig
 
 _NUM_TOKENS = 30 * 10**12
 _SEQUENCE_LENGTH = 4096
@@ -41,8 +47,8 @@ def qwen3_pretraining(
         lr_schedule=LrScheduleConfig(warmup_steps=2000),
         checkpoint=CheckpointConfig(interval=1000),
         rope_kernel=RopeKernelConfig(enable=True),
-        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+        splash_attention_kernel=SplashAttentionKernelConfig(enable=True),
         fused_linear_cross_entropy=FusedLinearCrossEntropyConfig(enable=True),
-        use_pallas_paired_grouped_mm=is_mixture,
+        grouped_matmul=GroupedMatmulConfig(enable=is_mixture, paired=is_mixture),
         expert_balance=ExpertBalanceConfig(auxiliary_loss=_AUXILIARY_LOSS if is_mixture else 0.0),
     )

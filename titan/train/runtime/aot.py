@@ -20,10 +20,9 @@ from titan.graph.executors.fingerprint import compiler_fingerprint, program_dige
 from titan.graph.executors.xla import XlaExecutable, lower_xla
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.lowering.table import LoweringError
-from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.split.executable import SplitExecutable, compile_split
 from titan.graph.torch_tpu.lower import lower_by_torch_tpu
-from titan.kernels.tpu_topology import topology_devices
+from titan.kernels.tpu_topology import MissingLibtpuError, topology_devices
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.config.run import Config
@@ -48,7 +47,7 @@ class AotRuntime(CompileTarget):
       fingerprint: of the training step compiled last, where `--aot.save` or `--aot.load` is given.
     """
 
-    passes = (cross_entropy_backward,)
+    executor = "xla"
 
     def __init__(self, config: Config):
         """Loads libtpu, which describes the slice.
@@ -78,9 +77,8 @@ class AotRuntime(CompileTarget):
             raise ConfigError(
                 "hardware", f"libtpu has no slice {tpu_slice}: {error}", "name another, or update libtpu"
             ) from error
-        except RuntimeError as error:
-            problem, _, cure = str(error).partition(": ")
-            raise ConfigError("aot", problem, cure) from error
+        except MissingLibtpuError as error:
+            raise ConfigError("aot", error.problem, error.cure) from error
         self.num_devices = len(self._devices)
         self.device_kind = self._devices[0].device_kind
         # Of several lines; which libtpu is loaded is not always the one that is installed (TPU_LIBRARY_PATH).

@@ -29,7 +29,9 @@ class CompiledStep:
     """
 
     def __init__(self, name: str, compile_for: Callable[[Shapes], Executable]):
-        """Args:
+        """Initializes the instance.
+
+        Args:
         name: the step's name in the log.
         compile_for: makes the executable for the shapes of this process's batch.
         """

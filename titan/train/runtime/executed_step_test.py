@@ -14,7 +14,8 @@ from titan.graph.executors.xla import XlaExecutable, lower_xla
 from titan.models.llama3.config import Llama3Config
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
-from titan.train.config.run import OptimizerConfig
+from titan.train.config.run import Config
+from titan.train.optimizers.registry import make_optimizer
 from titan.train.runtime.compiled_step import CompiledStep, Shapes
 from titan.train.step.builder import StepBuilder
 from titan.train.step.state import (
@@ -55,7 +56,7 @@ def _builder() -> StepBuilder:
         loss_module=MODEL.loss_module,
         parameters=parameters,
         policy=POLICY,
-        optimizer=OptimizerConfig(),
+        optimizer=make_optimizer(Config()),
         max_grad_norm=1.0,
         num_microbatches=1,
     )
@@ -63,7 +64,7 @@ def _builder() -> StepBuilder:
 
 def _state(builder: StepBuilder) -> Arrays:
     draw = np.random.default_rng(1)
-    layouts = train_state_layouts(builder.parameters, ONE_DEVICE)
+    layouts = train_state_layouts(builder.parameters, builder.optimizer, ONE_DEVICE)
     state = {name: 0.1 * draw.random(layout.shape, np.float32) for name, layout in layouts.items()}
     return {**state, STEP: np.int32(3), SKIPPED_STEPS: np.int32(0)}
 
@@ -85,7 +86,10 @@ def _xla(builder: StepBuilder) -> Step:
 
 
 def _compile(builder: StepBuilder, shapes: Shapes) -> XlaExecutable:
-    layouts = train_state_layouts(builder.parameters, ONE_DEVICE), batch_layouts(builder.batch, shapes, ONE_DEVICE)
+    layouts = (
+        train_state_layouts(builder.parameters, builder.optimizer, ONE_DEVICE),
+        batch_layouts(builder.batch, shapes, ONE_DEVICE),
+    )
     return lower_xla(capture(builder.train_step, *layouts, ONE_DEVICE), jax.devices()[:1]).compile()
 
 
@@ -121,7 +125,7 @@ def test_an_update_with_a_gradient_that_is_not_finite_is_skipped(make):
 def test_eager_and_xla_make_the_same_update():
     builder = _builder()
     results = [make(builder)(_state(builder), _batch()) for make in (_eager, _xla)]
-    for one, other in zip(*results):
+    for one, other in zip(*results, strict=True):
         for name in one:
             np.testing.assert_allclose(one[name], other[name], rtol=1e-4, atol=1e-6, err_msg=name)
 

@@ -11,14 +11,13 @@ from titan.core.init import Initializer
 from titan.core.metrics import MetricsConfig, Peak
 from titan.graph.capture.trace import StepFunction
 from titan.graph.ir.step_graph import StepGraph
-from titan.graph.passes.pipeline import Pass
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.runtime.compiled_step import Executable
 from titan.train.step.stored_form import Stacks
 
 State = Mapping[str, Any]
-"""A run's state as its executor holds it: jax.Arrays, or this rank's tensors, by the names of `titan.train.step.state`."""
+"""A run's state as its executor holds it, by the names of `titan.train.step.state`: jax.Arrays, or a rank's tensors."""
 
 
 class CompileTarget(Protocol):
@@ -28,16 +27,16 @@ class CompileTarget(Protocol):
       num_devices: devices of all processes together.
       device_processes: the process of each device of the mesh, in the mesh's order, once `prepare` was called.
       device_kind: what the run is reported to run on.
-      passes: graph passes for this executor, after those for all.
+      executor: its name, by which passes are chosen.
     """
 
     num_devices: int
     device_processes: Sequence[int]
     device_kind: str
-    passes: Sequence[Pass]
+    executor: str
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks."""
+        """Fixes the mesh of everything that follows, the layout of each entry of the state, and which are stacked."""
 
     def compile(self, graph: StepGraph, seconds: dict[str, float]) -> Executable:
         """Makes a captured step executable; adds the time that it took to the stages `lower` and `compile`."""
@@ -68,8 +67,10 @@ class Runtime(CompileTarget, Protocol):
         """The parameters of the state from whole tensors on the host, by fully qualified name."""
 
     def host_parameters(self, state: State) -> dict[str, torch.Tensor]:
-        """The parameters as whole tensors on the host of process 0, by fully qualified name; every process must call
-        it, and others may be given none."""
+        """The parameters as whole tensors on the host of process 0, by fully qualified name.
+
+        Every process must call it; those other than process 0 may be given none.
+        """
 
     def abstract_state(self) -> dict[str, Any]:
         """What a checkpoint is restored onto: a jax.ShapeDtypeStruct by name, layer by layer."""

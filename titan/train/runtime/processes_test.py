@@ -45,7 +45,7 @@ def test_processes_with_other_content_are_found_whichever_has_the_larger_number(
     check_same(OneOfTwo(lambda number: number), b"content", OURS)
     for difference in (1, -1):
         with pytest.raises(ConfigError):
-            check_same(OneOfTwo(lambda number: number + difference if number > 0 else number - difference), b"x", OURS)
+            check_same(OneOfTwo(lambda number, by=difference: number + by if number > 0 else number - by), b"x", OURS)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from titan.graph.executors.torch import TorchExecutable, local_shard, place_loca
 from titan.graph.ir.step_graph import StepGraph
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
+from titan.train._compat import has_cpp_compiler
 from titan.train.config.run import Config
 from titan.train.runtime.interface import Runtime
 from titan.train.step.state import PARAMS
@@ -47,7 +48,7 @@ class UncapturedStep:
 class TorchRuntime(Runtime):
     """One process of a run, which is one device; `titan.train.runtime.launch` starts the others."""
 
-    passes = ()
+    executor = "torch"
 
     def __init__(self, config: Config):
         """Reads from RANK and WORLD_SIZE which process of how many this is; without them it is alone."""
@@ -60,7 +61,7 @@ class TorchRuntime(Runtime):
         self._device_mesh: DeviceMesh | None = None
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks.
+        """Fixes the mesh of everything that follows, the layout of each entry of the state, and which are stacked.
 
         The process group is started when the first step runs.
         """
@@ -200,12 +201,6 @@ class TorchRuntime(Runtime):
 
 
 def _check_cpp_compiler() -> None:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler:
-        raise ConfigError(
-            "compile.enable", "torch.compile finds no C++ compiler", "install g++, or give --compile.enable=false"
-        ) from None
+    if not has_cpp_compiler():
+        problem = "torch.compile finds no C++ compiler"
+        raise ConfigError("compile.enable", problem, "install g++, or give --compile.enable=false")

@@ -2,8 +2,6 @@
 
 import functools
 import operator
-import os
-import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,19 +12,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from torch.distributed.device_mesh import DeviceMesh
 
 from titan.core.config.validate import ConfigError
-from titan.core.hardware import accelerator_present
+from titan.core.hardware import find_generation
 from titan.core.init import Initializer, sample
 from titan.core.metrics import MetricsConfig, Peak, resolve_peak
 from titan.graph.capture.trace import StepFunction
 from titan.graph.executors.xla import LoweredStep, XlaExecutable, abstract_arrays, jax_mesh, lower_xla
 from titan.graph.ir.step_graph import StepGraph
-from titan.graph.passes.cross_entropy_backward import cross_entropy_backward
 from titan.graph.split.executable import SplitExecutable, compile_split
 from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.train.config.run import Config
 from titan.train.runtime.compiled_step import Executable
 from titan.train.runtime.compiler_options import compiler_options
+from titan.train.runtime.environment import configure_jax
 from titan.train.runtime.interface import Runtime
 from titan.train.runtime.saved_step import open_saved_step, save_step, step_fingerprint
 from titan.train.sharding.device_order import mesh_order
@@ -38,7 +36,7 @@ from titan.train.swaps.refusals import kernel_refusals
 class XlaRuntime(Runtime):
     """JAX's devices: accelerators where there are any, else virtual CPU devices."""
 
-    passes = (cross_entropy_backward,)
+    executor = "xla"
     saves = True  # Orbax has every process write its shards
     captures_late = True
 
@@ -47,26 +45,14 @@ class XlaRuntime(Runtime):
 
         Raises:
           ConfigError: the TPU's compiler has no such option, `--aot.load` names no saved step, the CPU devices cannot
-            be spread equally over the processes, or this is one of several processes and has not joined the others.
+            be spread equally over the processes, this is one of several processes and has not joined the others, or
+            the TPUs are of no generation that titan knows.
         """
         self._config = config
         self._saved_step = open_saved_step(config.aot.load) if config.aot.load else None
-        num_virtual = _num_virtual_devices(config)
-        jax.config.update("jax_num_cpu_devices", num_virtual)
-        if jax.config.jax_platforms is None and not accelerator_present():
-            # libtpu, which is installed to compile for TPUs, otherwise looks for one first, and complains at length.
-            jax.config.update("jax_platforms", "cpu")
-        if num_virtual > 1:
-            # XLA's CPU client has as many threads as cores. A collective holds one per device until all have come, so
-            # with few cores two programs in flight can hold all of them for ever. NPROC is XLA's name for that number.
-            os.environ.setdefault("NPROC", str(max(os.cpu_count() or 1, 4 * num_virtual)))
-        # A program that came out of the cache cannot be written to --aot.save: XLA:CPU has lost a part of it by then.
-        if config.compile.cache_folder and not config.aot.save:
-            # Everything is cached, however quickly it compiled: a second start compiles nothing.
-            folder = pathlib.Path(config.compile.cache_folder).expanduser()
-            jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
-            jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-            jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        # A program out of the cache cannot be written to --aot.save: XLA:CPU has lost a part of it by then.
+        cache_folder = "" if config.aot.save else config.compile.cache_folder
+        configure_jax(num_virtual_devices=_num_virtual_devices(config), cache_folder=cache_folder)
         self._topology_aware, self._cubes = config.parallelism.topology_aware, config.parallelism.hsdp_cubes
         self._devices = jax.devices()
         self.num_devices = len(self._devices)
@@ -83,10 +69,16 @@ class XlaRuntime(Runtime):
         self._largest = jax.jit(jax.numpy.max, out_shardings=NamedSharding(self._all_devices, PartitionSpec()))
         self._agreeing: jax.Array | None = None
         self.device_kind = self._devices[0].device_kind
+        if self._devices[0].platform == "tpu" and find_generation(self.device_kind) is None:
+            raise ConfigError(
+                "plugins",
+                f"this machine's TPUs are of the kind {self.device_kind!r}, which titan does not know",
+                "name a plugin that registers their generation (docs/extending.md)",
+            )
         self._compiler_options = compiler_options(config.compile, self._devices[0])
 
     def prepare(self, spec: MeshSpec, layouts: Mapping[str, TensorLayout], stacks: Stacks) -> None:
-        """Fixes the mesh of everything that follows, what the state consists of, and what of it are stacks.
+        """Fixes the mesh of everything that follows, the layout of each entry of the state, and which are stacked.
 
         Raises:
           ConfigError: the slices do not divide the mesh's axes, or a run of several processes has not all devices.
@@ -220,7 +212,9 @@ class XlaRuntime(Runtime):
             sharding = self._abstract_by_layer[members[0]].sharding
             if memory:
                 sharding = sharding.with_memory_kind(memory)
-            arrays.update(zip(members, jax.jit(_weights(form), out_shardings=(sharding,) * len(members))(array)))
+            arrays.update(
+                zip(members, jax.jit(_weights(form), out_shardings=(sharding,) * len(members))(array), strict=True)
+            )
         return arrays
 
     def from_arrays(self, arrays: Mapping[str, jax.Array]) -> dict[str, jax.Array]:

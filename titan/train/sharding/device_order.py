@@ -31,7 +31,7 @@ def mesh_order(devices: Sequence[Any], mesh: MeshSpec, *, cubes: bool = True) ->
     if set(row_major(torus)) != set(by_position):
         return list(devices)
     try:
-        order = assign(torus, dict(zip(mesh.axis_names, mesh.axis_sizes)), cubes=cubes).order
+        order = assign(torus, dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True)), cubes=cubes).order
     except ValueError as error:
         raise ConfigError(
             "parallelism.topology_aware",
@@ -52,15 +52,15 @@ def _by_position(devices: Sequence[Any], hardware: Hardware) -> dict[DevicePosit
     for number, index in enumerate(sorted(by_slice)):
         # Three coordinates, also where a slice has two dims.
         coords = [tuple(device.coords)[: hardware.slice_dims] for device in by_slice[index]]
-        corner = [min(along) for along in zip(*coords)]
-        for device, at in zip(by_slice[index], coords):
-            place = tuple(value - least for value, least in zip(at, corner))
+        corner = [min(along) for along in zip(*coords, strict=True)]
+        for device, at in zip(by_slice[index], coords, strict=True):
+            place = tuple(value - least for value, least in zip(at, corner, strict=True))
             by_position[DevicePosition(number, place, device.core_on_chip)] = device
     return by_position
 
 
 def _torus(positions: dict[DevicePosition, Any], hardware: Hardware) -> Torus:
     """The smallest that holds all positions."""
-    shape = tuple(max(along) + 1 for along in zip(*(position.coords for position in positions)))
+    shape = tuple(max(along) + 1 for along in zip(*(position.coords for position in positions), strict=True))
     num_slices = 1 + max(position.slice_index for position in positions)
     return Torus(shape, hardware.wraps(shape), hardware.devices_per_chip, num_slices)

@@ -14,8 +14,8 @@ from titan.train.sharding.device_order import mesh_order
 def _hops(devices):
     """Between neighbours of a ring on a slice without joined ends."""
     return [
-        sum(abs(a - b) for a, b in zip(start.coords, end.coords))
-        for start, end in zip(devices, [*devices[1:], devices[0]])
+        sum(abs(a - b) for a, b in zip(start.coords, end.coords, strict=True))
+        for start, end in zip(devices, [*devices[1:], devices[0]], strict=True)
     ]
 
 

@@ -52,7 +52,7 @@ class ExpertExchange(ModuleBorder):
         axis = axes[self.axis]
         num_tokens, num_local = len(x_ME), self.num_experts // axis.size
         room = min(num_tokens, num_local * (capacity or num_tokens))
-        table = _table(experts_Mk // num_local, axis.size, room)  # nobody's expert X is on nobody's device P
+        table = _table(experts_Mk // num_local, axis.size, room)  # sentinel expert X maps to sentinel device P
         experts_Tk = exchange(table.take(experts_Mk.to(torch.int32), self.num_experts), axis)
         local_Tk = experts_Tk - axis.index() * num_local
         local_Tk = torch.where((local_Tk >= 0) & (local_Tk < num_local), local_Tk, num_local)

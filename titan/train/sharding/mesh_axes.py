@@ -1,5 +1,6 @@
 """The axes of a run's mesh, and what each is for."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -10,15 +11,31 @@ from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy
 from titan.train.config.parallelism import ParallelismConfig
 
-_FLAGS = {
-    "dp_replicate": "data_parallel_replicate",
-    "dp_shard": "data_parallel_shard",
-    "ep": "expert_parallel",
-    "cp": "context_parallel",
-    "tp": "tensor_parallel",
-}
-"""Axis, outermost first, to the flag of its size. Those further in communicate more; those of a batch are outermost, so
-that a process that reads data has neighbouring rows of it."""
+
+@dataclasses.dataclass(frozen=True)
+class MeshAxis:
+    """One axis of the mesh.
+
+    Attributes:
+      name: as layouts and reports call it.
+      flag: the leaf of the section `parallelism` that holds its size.
+      meaning: what its devices have in common, and what they do not.
+    """
+
+    name: str
+    flag: str
+    meaning: str
+
+
+MESH_AXES = (
+    MeshAxis("dp_replicate", "data_parallel_replicate", "other sequences and the same weights; gradients are summed"),
+    MeshAxis("dp_shard", "data_parallel_shard", "other sequences, shards of the weights (FSDP)"),
+    MeshAxis("ep", "expert_parallel", "other sequences and other experts, shards of all other weights"),
+    MeshAxis("cp", "context_parallel", "other tokens of the same sequences, shards of the weights"),
+    MeshAxis("tp", "tensor_parallel", "the same tokens, each device with a part of every layer"),
+)
+"""The axes, outermost first. Those further in communicate more; those of a batch are outermost, so that a process that
+reads data has neighbouring rows of it."""
 
 BATCH_AXES = ("dp_replicate", "dp_shard", "ep")
 """Axes whose devices have different sequences."""
@@ -35,7 +52,8 @@ TENSOR_AXIS = "tp"
 
 def mesh_spec(parallelism: ParallelismConfig) -> MeshSpec:
     """The mesh of a resolved configuration."""
-    return MeshSpec(tuple(_FLAGS), tuple(getattr(parallelism, flag) for flag in _FLAGS.values())).without_trivial_axes()
+    sizes = tuple(getattr(parallelism, axis.flag) for axis in MESH_AXES)
+    return MeshSpec(tuple(axis.name for axis in MESH_AXES), sizes).without_trivial_axes()
 
 
 def data_share(mesh: MeshSpec, processes: Sequence[int], process_index: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """The training step and the evaluation step as functions of one rank's tensors.
 
 The loss is the sum of token losses over all ranks and microbatches divided by the number of tokens that count (those
-with a label, those of pictures) in all of them: gradients are summed over ranks, never averaged, so ranks and
+with a label, those of images) in all of them: gradients are summed over ranks, never averaged, so ranks and
 microbatches with different numbers of tokens count rightly.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from titan.graph.capture.trace import StepFunction, Tensors
 from titan.graph.ir.region import region
@@ -20,23 +20,20 @@ from titan.models.family import BatchTensor
 from titan.models.layers.routing_tally import RoutingTally
 from titan.parallel.layout import TensorLayout
 from titan.parallel.module_boundaries import Borders, place_borders
-from titan.parallel.simple_fsdp import ShardingPolicy, reduce_replicas, simple_fsdp
+from titan.parallel.simple_fsdp import ShardingPolicy, simple_fsdp
 from titan.parallel.weight_plan import WeightPlans
-from titan.train.config.run import OptimizerConfig
+from titan.train.optimizers.optimizer import Optimizer
 from titan.train.sharding.mesh_axes import BATCH_AXES, SEQUENCE_AXIS
-from titan.train.step.adamw import adamw
 from titan.train.step.expert_balance import ExpertBalance
-from titan.train.step.state import (
-    EXP_AVG,
-    EXP_AVG_SQ,
-    EXPERT_BIAS,
-    LEARNING_RATE,
-    PARAMS,
-    SKIPPED_STEPS,
-    STEP,
+from titan.train.step.gradients import (
+    around_shard,
+    clip_scale,
+    global_norm,
+    mesh_sum,
+    total,
+    with_replicas_summed,
 )
-
-_CLIP_EPSILON = 1e-6  # as torch.nn.utils.clip_grad_norm_
+from titan.train.step.state import EXPERT_BIAS, LEARNING_RATE, PARAMS, SKIPPED_STEPS, STEP, per_parameter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +47,7 @@ class StepBuilder:
       loss_module: name of the model's submodule that computes the loss.
       parameters: the layouts of its parameters.
       policy: how parameters are gathered and gradients reduced.
-      optimizer: AdamW's settings.
+      optimizer: how a parameter is updated.
       max_grad_norm: the global norm to clip to; 0 does not clip.
       num_microbatches: the leading dim of the batch.
       plans: what splits parameters along further axes.
@@ -63,7 +60,7 @@ class StepBuilder:
     loss_module: str
     parameters: dict[str, TensorLayout]
     policy: ShardingPolicy
-    optimizer: OptimizerConfig
+    optimizer: Optimizer
     max_grad_norm: float
     num_microbatches: int
     plans: WeightPlans = dataclasses.field(default_factory=dict)
@@ -83,15 +80,15 @@ class StepBuilder:
         def step(state: Tensors, batch: Tensors) -> tuple[Tensors, Tensors]:
             weights = self._weights(state, mesh)
             with region("loss"):
-                num_tokens = self._sum(self._num_counted(batch), mesh, policy.data_axes)
+                num_tokens = mesh_sum(self._num_counted(batch), mesh, policy.data_axes)
                 denominator = num_tokens.clamp(min=1).to(torch.float32)
             losses, grads, routing = self._accumulate(model, weights, state.get(EXPERT_BIAS), batch, denominator, mesh)
             with region("loss"):
-                losses = {name: self._sum(loss, mesh, policy.data_axes) for name, loss in losses.items()}
+                losses = {name: mesh_sum(loss, mesh, policy.data_axes) for name, loss in losses.items()}
             with region("optimizer"):
                 if policy.defer_replicas:
-                    grads = self._reduce_replicas(grads, mesh)
-                grad_norm = self._global_norm(grads, mesh)
+                    grads = with_replicas_summed(grads, self.parameters, policy, mesh)
+                grad_norm = global_norm(grads, self.parameters, mesh)
                 new_state = self._update(state, grads, grad_norm, batch[LEARNING_RATE])
                 if EXPERT_BIAS in state:
                     bias = self.balance.next_bias(state[EXPERT_BIAS], routing["chosen_LX"])
@@ -111,8 +108,8 @@ class StepBuilder:
                 weights, bias = self._weights(state, mesh), state.get(EXPERT_BIAS)
                 losses = [self._loss(model, weights, bias, microbatch)[0] for microbatch in self._microbatches(batch)]
                 with region("loss"):
-                    loss_sum = self._sum(_total(losses), mesh, self.policy.data_axes)
-                    num_tokens = self._sum(self._num_counted(batch), mesh, self.policy.data_axes)
+                    loss_sum = mesh_sum(total(losses), mesh, self.policy.data_axes)
+                    num_tokens = mesh_sum(self._num_counted(batch), mesh, self.policy.data_axes)
             return {}, {"loss_sum": loss_sum, "num_tokens": num_tokens}
 
         return StepFunction(step, model, loss_module=self.loss_module)
@@ -152,14 +149,7 @@ class StepBuilder:
         for name, layout in self.parameters.items():
             local = state[f"{PARAMS}{name}"].detach()
             if mesh is not None:
-                local = DTensor.from_local(
-                    local,
-                    mesh,
-                    layout.placements,
-                    run_check=False,
-                    shape=torch.Size(layout.shape),
-                    stride=_strides(layout.shape),
-                )
+                local = around_shard(local, mesh, layout, layout.placements)
             weights[name] = local.requires_grad_(torch.is_grad_enabled())
         return weights
 
@@ -211,7 +201,7 @@ class StepBuilder:
                 losses = _sums(losses, parts)
             with region("backward"):
                 found = torch.autograd.grad(objective, list(weights.values()))
-                new = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in zip(weights, found)}
+                new = {n: g.to_local() if isinstance(g, DTensor) else g for n, g in zip(weights, found, strict=True)}
                 grads = _sums(grads, new)
         return losses, grads, routing
 
@@ -221,7 +211,7 @@ class StepBuilder:
         Devices with the same tokens (tensor parallelism) have all the loss of these tokens each, but gradients of
         their router as parts of a sum.
         """
-        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape)) if mesh else {}
+        sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True)) if mesh else {}
         num_equal = math.prod(size for axis, size in sizes.items() if axis not in self.policy.data_axes)
         return self.balance.config.auxiliary_loss / (self.num_microbatches * num_equal)
 
@@ -232,69 +222,25 @@ class StepBuilder:
             "dropped": tally.dropped.to(torch.float32),  # all ranks' may be more than an int32 holds
             "entropy": tally.entropy.detach(),
         }
-        return {name: self._sum(value, mesh, self.policy.data_axes) for name, value in mine.items()}
-
-    def _reduce_replicas(self, grads: Tensors, mesh: DeviceMesh | None) -> Tensors:
-        """The sum over replicas of accumulated gradients, in the policy's `reduce_dtype` as every other sum of them."""
-        if mesh is None or self.policy.replicate_axis not in mesh.mesh_dim_names:
-            return grads
-        reduced = {}
-        for name, grad in grads.items():
-            layout = self.parameters[name]
-            placements = [
-                Partial() if axis == self.policy.replicate_axis else placement
-                for axis, placement in zip(mesh.mesh_dim_names, layout.placements)
-            ]
-            partial = DTensor.from_local(
-                grad.to(self.policy.reduce_dtype or grad.dtype),
-                mesh,
-                placements,
-                run_check=False,
-                shape=torch.Size(layout.shape),
-                stride=_strides(layout.shape),
-            )
-            reduced[name] = reduce_replicas(partial).to_local().to(grad.dtype)
-        return reduced
-
-    def _sum(self, value: torch.Tensor, mesh: DeviceMesh | None, axes: Iterable[str]) -> torch.Tensor:
-        """The sum of each rank's `value` over the named mesh axes."""
-        if mesh is None:
-            return value
-        partial = [Partial() if name in axes else Replicate() for name in mesh.mesh_dim_names]
-        return reduce_replicas(DTensor.from_local(value, mesh, partial, run_check=False)).to_local()
-
-    def _global_norm(self, grads: Tensors, mesh: DeviceMesh | None) -> torch.Tensor:
-        """The Euclidean norm of all gradients together; each element counts once, however its tensor is laid out."""
-        squares: dict[tuple[str, ...], list[torch.Tensor]] = {}
-        for name, grad in grads.items():
-            placements = self.parameters[name].placements
-            axes = tuple(axis for axis, p in zip(mesh.mesh_dim_names, placements) if p.is_shard()) if mesh else ()
-            squares.setdefault(axes, []).append(grad.to(torch.float32).square().sum())
-        return _total([self._sum(_total(values), mesh, axes) for axes, values in squares.items()]).sqrt()
+        return {name: mesh_sum(value, mesh, self.policy.data_axes) for name, value in mine.items()}
 
     def _update(self, state: Tensors, grads: Tensors, grad_norm: torch.Tensor, learning_rate: torch.Tensor) -> Tensors:
         finite = torch.isfinite(grad_norm)
-        scale = None
-        if self.max_grad_norm:
-            scale = (self.max_grad_norm / (grad_norm + _CLIP_EPSILON)).clamp(max=1.0)
+        scale = clip_scale(grad_norm, self.max_grad_norm)
         step = state[STEP] + 1
         new: Tensors = {}
         for name, grad in grads.items():
-            keys = (f"{PARAMS}{name}", f"{EXP_AVG}{name}", f"{EXP_AVG_SQ}{name}")
-            old = [state[key] for key in keys]
-            updated = adamw(
-                old[0],
+            keys = [f"{kind}{name}" for kind in per_parameter(self.optimizer)]
+            weight, *kept = old = [state[key] for key in keys]
+            updated, kept = self.optimizer.update(
+                weight,
                 grad if scale is None else grad * scale,
-                old[1],
-                old[2],
+                tuple(kept),
                 step=step.to(torch.float32),
                 learning_rate=learning_rate,
-                beta1=self.optimizer.beta1,
-                beta2=self.optimizer.beta2,
-                epsilon=self.optimizer.epsilon,
-                weight_decay=self.optimizer.weight_decay,
             )
-            new.update({key: torch.where(finite, after, before) for key, after, before in zip(keys, updated, old)})
+            for key, after, before in zip(keys, (updated, *kept), old, strict=True):
+                new[key] = torch.where(finite, after, before)
         new[STEP] = torch.where(finite, step, state[STEP])
         new[SKIPPED_STEPS] = state[SKIPPED_STEPS] + (~finite).to(torch.int32)
         return new
@@ -315,14 +261,3 @@ class _LossOf(nn.Module):
 def _sums(totals: Tensors, new: Tensors) -> Tensors:
     """With what came before, if anything did."""
     return {name: totals[name] + value for name, value in new.items()} if totals else new
-
-
-def _total(values: list[torch.Tensor]) -> torch.Tensor:
-    return values[0] if len(values) == 1 else torch.stack(values).sum()
-
-
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides = [1] * len(shape)
-    for dim in range(len(shape) - 2, -1, -1):
-        strides[dim] = strides[dim + 1] * shape[dim + 1]
-    return tuple(strides)

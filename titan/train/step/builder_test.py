@@ -69,8 +69,8 @@ def test_bfloat16_is_the_same_precision_on_one_device_and_on_many(case: Case) ->
     for metrics, expected_metrics in zip(got.metrics, expected.metrics, strict=True):
         assert metrics["loss"] == pytest.approx(expected_metrics["loss"], rel=1e-4)
     for name, gradient in expected.gradients.items():
-        # Each device rounds its part of a gradient to 8 bits, four units in the last place for four devices. One device's
-        # own gradients are as far from float32's: 0.0116 of the largest where hsdp4 is 0.0106 from it.
+        # Each device rounds its part of a gradient to 8 bits, four units in the last place for four devices. One
+        # device's own gradients are as far from float32's: 0.0116 of the largest where hsdp4 is 0.0106 from it.
         assert np.abs(got.gradients[name] - gradient).max() <= 2**-6 * np.abs(gradient).max(), name
 
 

@@ -12,25 +12,28 @@ from titan.parallel.layout import TensorLayout
 from titan.parallel.mesh import MeshSpec
 from titan.parallel.simple_fsdp import ShardingPolicy, fsdp_placements
 from titan.parallel.weight_plan import WeightPlan, WeightPlans
+from titan.train.optimizers.optimizer import Optimizer
 from titan.train.sharding.mesh_axes import BATCH_AXES, SEQUENCE_AXIS
 from titan.train.step.stored_form import Stacks
 
 PARAMS = "params/"
-EXP_AVG = "exp_avg/"
-EXP_AVG_SQ = "exp_avg_sq/"
 STEP = "step"
 SKIPPED_STEPS = "skipped_steps"
 EXPERT_BIAS = "expert_bias"
-PER_PARAMETER = (PARAMS, EXP_AVG, EXP_AVG_SQ)
 
 LEARNING_RATE = "learning_rate"
+
+
+def per_parameter(optimizer: Optimizer) -> tuple[str, ...]:
+    """Prefixes of the entries that the state has of each parameter: itself, and what the optimizer keeps of it."""
+    return (PARAMS, *(f"{name}/" for name in optimizer.state))
 
 
 def parameter_layouts(
     model: nn.Module,
     mesh: MeshSpec,
     policy: ShardingPolicy,
-    stacks: Stacks = Stacks(),
+    stacks: Stacks = Stacks(),  # noqa: B008 (frozen)
     plans: WeightPlans = types.MappingProxyType({}),
 ) -> dict[str, TensorLayout]:
     """Fully qualified name to layout, in the model's own order; a stack is sharded as each of its parts would be.
@@ -49,9 +52,11 @@ def parameter_layouts(
     }
 
 
-def train_state_layouts(parameters: dict[str, TensorLayout], mesh: MeshSpec) -> dict[str, TensorLayout]:
-    """Parameters, both moments (laid out as their parameter) and the counters of done and of skipped updates."""
-    layouts = {f"{kind}{name}": layout for kind in PER_PARAMETER for name, layout in parameters.items()}
+def train_state_layouts(
+    parameters: dict[str, TensorLayout], optimizer: Optimizer, mesh: MeshSpec
+) -> dict[str, TensorLayout]:
+    """Parameters, what the optimizer keeps of each (laid out as it is), and counters of done and skipped updates."""
+    layouts = {f"{kind}{name}": layout for kind in per_parameter(optimizer) for name, layout in parameters.items()}
     counter = TensorLayout((), torch.int32, replicated(mesh))
     return {**layouts, STEP: counter, SKIPPED_STEPS: counter}
 

@@ -11,9 +11,10 @@ from titan.parallel.mesh import MeshSpec
 from titan.parallel.segments import Segments
 from titan.train.config.compile import TpuConfig
 from titan.train.config.run import Config
+from titan.train.optimizers.registry import make_optimizer
 from titan.train.runtime.torch import TorchRuntime
 from titan.train.runtime.xla import XlaRuntime
-from titan.train.step.state import EXP_AVG, EXP_AVG_SQ, PARAMS, PER_PARAMETER
+from titan.train.step.state import PARAMS, per_parameter
 from titan.train.step.stored_form import Stacks
 
 _STACKS = Stacks({"w": ("a", "b", "c")})
@@ -65,6 +66,10 @@ def test_segments_are_the_first_dim_of_each_weight() -> None:
     assert Segments(0, 2).joined(state["x"][:, :1]).tolist() == [0, 2]
 
 
+PER_PARAMETER = per_parameter(make_optimizer(Config()))
+EXP_AVG, EXP_AVG_SQ = PER_PARAMETER[1:]
+
+
 def _runtimes(kind: str):
     """A runtime whose state has a stack, and one with the same state layer by layer."""
     on_mesh = kind == "xla"
@@ -96,7 +101,7 @@ def test_runtimes_with_and_without_stacks_restore_one_anothers_state_bit_for_bit
                 state[name] = state[name.replace(EXP_AVG_SQ, PARAMS)] ** 2
     saved = [
         {name: np.array(array) for name, array in runtime.to_arrays(state).items()}
-        for runtime, state in zip((with_stacks, without), states)
+        for runtime, state in zip((with_stacks, without), states, strict=True)
     ]
     assert sorted(saved[0]) == sorted(f"{prefix}{name}" for prefix in PER_PARAMETER for name in _WEIGHTS)
     assert len({array.tobytes() for array in saved[0].values()}) == len(saved[0])

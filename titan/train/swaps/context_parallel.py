@@ -7,20 +7,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from titan.core.config.rewrite import Rule
-from titan.models.flux.config import FluxConfig
-from titan.models.flux.image_times import PictureTimesConfig
 from titan.models.layers.attention import (
     CausalSegmentMaskConfig,
-    MathAttentionConfig,
-    SdpaAttentionConfig,
+    InnerAttentionConfig,
     SegmentMaskConfig,
 )
+from titan.models.layers.image_times import ImageTimesConfig
 from titan.parallel.context_parallel import gather_set, gather_tokens
 from titan.parallel.mesh_axis import MeshAxis
 from titan.train.config.run import Config
 from titan.train.sharding.mesh_axes import SEQUENCE_AXIS
-from titan.train.swaps.splash_attention import SplashAttentionConfig
-from titan.train.swaps.split_image_times import SplitPictureTimesConfig
+from titan.train.swaps.split_image_times import SplitImageTimesConfig
 from titan.train.swaps.split_mask import SplitMask, SplitMaskConfig, SplitSegmentMaskConfig
 
 
@@ -64,19 +61,29 @@ def context_parallel_rules(config: Config) -> tuple[Rule, ...]:
     """Replaces masks and wraps inner attentions, those put in by other swaps included, where sequences are split."""
     if config.parallelism.context_parallel == 1:
         return ()
-    if isinstance(config.model, FluxConfig):
-        of_model = (
-            Rule(name="split_mask", type=SegmentMaskConfig, replace=SplitSegmentMaskConfig(SEQUENCE_AXIS)),
-            Rule(name="split_times", type=PictureTimesConfig, replace=SplitPictureTimesConfig(SEQUENCE_AXIS)),
-        )
-    else:
-        mask = SplitMaskConfig(SEQUENCE_AXIS)
-        of_model = (Rule(name="split_mask", type=CausalSegmentMaskConfig, replace=mask),)
+    # A model has the mask of causal attention or that of attention within sets.
     return (
-        *of_model,
+        Rule(
+            name="split_mask",
+            type=CausalSegmentMaskConfig,
+            replace=SplitMaskConfig(SEQUENCE_AXIS),
+            optional=True,
+        ),
+        Rule(
+            name="split_set_mask",
+            type=SegmentMaskConfig,
+            replace=SplitSegmentMaskConfig(SEQUENCE_AXIS),
+            optional=True,
+        ),
+        Rule(
+            name="split_times",
+            type=ImageTimesConfig,
+            replace=SplitImageTimesConfig(SEQUENCE_AXIS),
+            optional=True,
+        ),
         Rule(
             name="gathered_attention",
-            type=(MathAttentionConfig, SdpaAttentionConfig, SplashAttentionConfig),
+            type=InnerAttentionConfig,
             replace=lambda node: GatheredAttentionConfig(node, SEQUENCE_AXIS),
         ),
     )

@@ -1,4 +1,7 @@
-"""What the swaps make of FLUX.1's component tree; that the results stay is tested in titan/train/integration/flux_step_test.py."""
+"""What the swaps make of FLUX.1's component tree.
+
+That the results stay is tested in titan/train/integration/flux_step_test.py.
+"""
 
 import dataclasses
 
@@ -9,8 +12,9 @@ from titan.core.config.validate import ConfigError
 from titan.core.data.images.config import ImageDataConfig
 from titan.models.flux.config import flux_dev
 from titan.train.config.kernels import RopeKernelConfig, SplashAttentionKernelConfig
-from titan.train.config.run import Config, TrainingConfig
+from titan.train.config.run import Config
 from titan.train.config.sampling import SamplingConfig
+from titan.train.config.training import TrainingConfig
 from titan.train.swaps.rope import RotaryKernelConfig
 from titan.train.swaps.rules import swap_rules
 from titan.train.swaps.scan_layers import with_scanned_layers
@@ -18,7 +22,7 @@ from titan.train.swaps.scan_layers import with_scanned_layers
 
 def test_swaps_take_scale_direction_and_pairs_from_the_nodes_that_they_replace():
     kernels = Config(
-        splash_attention_kernel=SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+        splash_attention_kernel=SplashAttentionKernelConfig(enable=True),
         rope_kernel=RopeKernelConfig(enable=True),
     )
     tree = rewrite(flux_dev().components(), swap_rules(kernels))

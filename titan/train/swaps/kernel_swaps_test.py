@@ -1,4 +1,4 @@
-"""A run with a kernel swapped in follows the run without it: the same losses over a few steps, float32, on two devices."""
+"""A run with a kernel swapped in has the losses of the run without it over a few steps, float32, on two devices."""
 
 import dataclasses
 import functools
@@ -10,7 +10,8 @@ from titan.core.config.flags import parse
 from titan.core.config.validate import ConfigError
 from titan.graph.testing.xla_cpu import compile_quickly
 from titan.models.qwen3.config import Qwen3MoeConfig
-from titan.train.build import build, components
+from titan.train.assembly import components
+from titan.train.build import build
 from titan.train.config.run import Config
 from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import LEARNING_RATE
@@ -29,12 +30,12 @@ FLAGS = (
     "--parallelism.num_devices=2",
     "--compile.cache_folder=",
 )
-SPLASH = "--splash_attention_kernel.use_splash_attention_kernel"
+SPLASH = "--splash_attention_kernel.enable"
 FUSED_LOSS = "--fused_linear_cross_entropy.enable"
-GROUPED = "--use_grouped_mm"
+GROUPED = "--grouped_matmul.enable"
 ROPE = "--rope_kernel.enable"
 MOE = "a model with experts"
-PAIRED = "--use_pallas_paired_grouped_mm"
+PAIRED = "--grouped_matmul.paired"
 
 
 @functools.cache
@@ -107,7 +108,7 @@ def _losses(*flags: str) -> tuple[tuple[float, ...], frozenset[str]]:
             },
         ),
         ((GROUPED,), {"grouped_matmul", "grouped_matmul_backward", "apply_route_scores"}),
-        ((PAIRED,), {"paired_grouped_matmul", "paired_grouped_matmul_backward", "apply_route_scores_backward"}),
+        ((GROUPED, PAIRED), {"paired_grouped_matmul", "paired_grouped_matmul_backward", "apply_route_scores_backward"}),
     ],
     ids=["splash", "fused_loss", "fused_loss_forward", "all_tied", "grouped", "paired"],
 )
@@ -157,8 +158,8 @@ def test_a_kernel_takes_nothing_but_its_own_nodes():
             + ("--fused_linear_cross_entropy.implementation=mosaic",),
             "mosaic computes gradients in the backward pass only",
         ),
-        (("--use_grouped_mm=true",), "use_grouped_mm: Llama3 has no experts; .*qwen3_moe_debug"),
-        ((GROUPED, PAIRED), "both compute the experts"),
+        (("--grouped_matmul",), "grouped_matmul.enable: Llama3 has no experts; .*qwen3_moe_debug"),
+        ((PAIRED,), "grouped_matmul.paired: grouped_matmul.enable is off"),
         ((SPLASH, "--splash_attention_kernel.implementation=cuda"), "splash_attention_kernel.implementation"),
     ],
 )

@@ -13,7 +13,8 @@ from titan.graph.testing.xla_cpu import compile_quickly
 from titan.models.layers.attention import SdpaAttentionConfig
 from titan.models.layers.rope import NoRotaryConfig
 from titan.models.muse_glimmer.config import MuseGlimmerConfig, muse_glimmer_30b
-from titan.train.build import build, components
+from titan.train.assembly import components
+from titan.train.build import build
 from titan.train.config.run import Config
 from titan.train.runtime.xla import XlaRuntime
 from titan.train.step.state import LEARNING_RATE
@@ -44,7 +45,7 @@ FLAGS = (
     "--compile.cache_folder=",
 )
 KERNELS = (
-    "--splash_attention_kernel.use_splash_attention_kernel",
+    "--splash_attention_kernel.enable",
     "--fused_linear_cross_entropy.enable",
     "--rope_kernel.enable",
 )

@@ -7,12 +7,6 @@ from titan.core.config.validate import ConfigError
 from titan.graph.lowering.table import LoweringError
 from titan.kernels.vmem import VmemError
 
-# The name with which a kernel's refusals begin, and the section that holds its block sizes.
-_SECTIONS = {
-    "splash attention": "splash_attention_kernel",
-    "fused_linear_cross_entropy": "fused_linear_cross_entropy",
-}
-
 
 @contextlib.contextmanager
 def kernel_refusals() -> Iterator[None]:
@@ -25,9 +19,6 @@ def kernel_refusals() -> Iterator[None]:
         yield
     except LoweringError as error:
         cause = error.__cause__
-        if not isinstance(cause, VmemError):
+        if not isinstance(cause, VmemError) or not cause.config_section:
             raise
-        for kernel, section in _SECTIONS.items():
-            if cause.kernel.startswith(kernel):
-                raise ConfigError(section, str(cause), "give such blocks, or 0 for the default") from error
-        raise
+        raise ConfigError(cause.config_section, str(cause), "give such blocks, or 0 for the default") from error

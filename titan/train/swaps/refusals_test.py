@@ -13,6 +13,7 @@ from titan.kernels.grouped_matmul.tiles import GroupedMatmulTiles
 from titan.kernels.splash_attention.api import splash_attention
 from titan.kernels.splash_attention.tiles import SplashTiles
 from titan.kernels.target import Target
+from titan.kernels.vmem import VmemError
 from titan.train.swaps.refusals import kernel_refusals
 
 V6E = Target("tpu", "TPU v6 lite")
@@ -35,11 +36,18 @@ def test_blocks_that_a_flag_sets_are_a_mistake_in_the_configuration():
     assert "\n" not in str(error.value)
 
 
-def test_others_pass_through():
+def test_every_kernel_with_flags_for_its_blocks_names_them():
     def product(lhs, rhs, sizes):
         return grouped_matmul(lhs, rhs, sizes, tiles=GroupedMatmulTiles(forward=(4096, 4096, 4096)))
 
     sizes = torch.tensor([4096], dtype=torch.int32)
     arguments = (torch.zeros(4096, 4096), torch.zeros(1, 4096, 4096), sizes)
-    with pytest.raises(LoweringError, match="VmemError: grouped_matmul forward"):
+    with pytest.raises(ConfigError, match="^--grouped_matmul: grouped_matmul forward: .*MiB of VMEM"):
         _lower(product, *arguments)
+
+
+def test_others_pass_through():
+    refusal = VmemError("row_sum", "too large")
+    with pytest.raises(LoweringError) as error, kernel_refusals():
+        raise LoweringError("sum") from refusal
+    assert error.value.__cause__ is refusal

@@ -1,34 +1,20 @@
 """Which nodes of a model's component tree a run replaces before the model is built: kernels, float8, attention.
 
-A swap has a file of its own in this folder, with one function from the configuration to its rules: none where its flag
-is off. This is the only room that knows both a model's layer and what takes its place.
+A swap has a file of its own in this folder, or in a plugin's package, with one function from the configuration to its
+rules. This is the only place that knows both a model's layer and what takes its place.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from titan.core.config.rewrite import Rule, rewrite
 from titan.train.config.run import Config
 from titan.train.swaps.context_parallel import context_parallel_rules
-from titan.train.swaps.fused_linear_cross_entropy import fused_linear_cross_entropy_rules
-from titan.train.swaps.grouped_experts import grouped_experts_rules
-from titan.train.swaps.rope import rope_rules
-from titan.train.swaps.splash_attention import splash_attention_rules
-from titan.train.swaps.vocabulary_cross_entropy import vocabulary_cross_entropy_rules
-
-SWAPS: Sequence[Callable[[Config], Sequence[Rule]]] = (
-    splash_attention_rules,
-    fused_linear_cross_entropy_rules,
-    vocabulary_cross_entropy_rules,
-    grouped_experts_rules,
-    rope_rules,
-)
-"""The swaps that a configuration may ask for. Two that would replace the same node are an error, in any order."""
+from titan.train.swaps.registry import SWAPS
 
 
 def swap_rules(config: Config) -> list[Rule]:
     """The rules of all swaps that the configuration asks for, to be applied in one `rewrite`."""
-    return [rule for swap in SWAPS for rule in swap(config)]
+    return [rule for _, rules in SWAPS.items() for rule in rules(config)]
 
 
 def with_swaps(tree: Any, config: Config) -> Any:

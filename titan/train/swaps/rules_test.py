@@ -5,8 +5,9 @@ import dataclasses
 import pytest
 
 from titan.core.config.rewrite import RewriteError, Rule
+from titan.core.registry import Registry
 from titan.models.layers.attention import MathAttention, MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
-from titan.train import build
+from titan.train.assembly import components
 from titan.train.config.run import Config
 from titan.train.swaps import rules
 
@@ -17,17 +18,24 @@ def _sdpa(config: Config) -> tuple[Rule, ...]:
     return (Rule(name="sdpa", type=MathAttentionConfig, replace=lambda node: SdpaAttentionConfig(node.scale)),)
 
 
+def _registry(**swaps):
+    registry = Registry("swap")
+    for name, swap_rules in swaps.items():
+        registry.register(name, swap_rules)
+    return registry
+
+
 def _inner(name: str) -> list[type]:
-    model = build.components(dataclasses.replace(Config(), name=name)).build()
+    model = components(dataclasses.replace(Config(), name=name)).build()
     return [type(layer.attention.inner) for layer in model.layers]
 
 
 def test_without_a_swap_the_tree_is_the_models_own():
-    assert build.components(Config()) == Config().model.components()
+    assert components(Config()) == Config().model.components()
 
 
 def test_a_swap_replaces_nodes_where_the_configuration_asks_for_it(monkeypatch):
-    monkeypatch.setattr(rules, "SWAPS", (_sdpa,))
+    monkeypatch.setattr(rules, "SWAPS", _registry(sdpa=_sdpa))
     num_layers = Config().model.num_layers
     assert _inner("swapped") == [SdpaAttention] * num_layers
     assert _inner("other") == [MathAttention] * num_layers
@@ -37,6 +45,6 @@ def test_two_swaps_of_one_node_are_an_error(monkeypatch):
     def first_layer(config: Config) -> tuple[Rule, ...]:
         return (Rule(name="first", path="layers.0.attention.inner", replace=SdpaAttentionConfig(1.0)),)
 
-    monkeypatch.setattr(rules, "SWAPS", (_sdpa, first_layer))
+    monkeypatch.setattr(rules, "SWAPS", _registry(sdpa=_sdpa, first=first_layer))
     with pytest.raises(RewriteError, match="rules 'sdpa' and 'first' both match layers.0.attention.inner"):
         _inner("swapped")

@@ -63,7 +63,7 @@ class ScannedLayers(nn.Module):
           carry: see `scan_layers`.
           shared: what the layers take besides.
         """
-        stacks = {name: weight for name, weight in self.named_parameters()}
+        stacks = dict(self.named_parameters())
         carry_leaves, carry_form = tree_flatten(carry)
         shared_leaves, shared_form = tree_flatten(shared)
 

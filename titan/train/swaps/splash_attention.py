@@ -1,4 +1,4 @@
-"""`--splash_attention_kernel.use_splash_attention_kernel`: the inner attention of every layer by the splash kernel."""
+"""`--splash_attention_kernel.enable`: the inner attention of every layer by the splash kernel."""
 
 import dataclasses
 
@@ -7,28 +7,22 @@ from torch import Tensor, nn
 from titan.core.config.rewrite import Rule
 from titan.kernels.splash_attention.api import splash_attention
 from titan.kernels.splash_attention.tiles import SplashTiles
-from titan.models.layers.attention import AttentionMask, MathAttentionConfig, SdpaAttentionConfig
+from titan.models.layers.attention import AttentionMask, InnerAttentionConfig
 from titan.train.config.run import Config
 from titan.train.swaps.split_mask import SplitMask
 
 
 @dataclasses.dataclass(frozen=True)
-class SplashAttentionConfig:
+class SplashAttentionConfig(InnerAttentionConfig):
     """Configuration of `SplashAttention`.
 
     Attributes:
-      scale: factor of the scores; usually head_dim ** -0.5.
-      window: a query sees itself and the window - 1 tokens before it; 0: all tokens before it.
-      causal: whether a query sees no token after it.
       tiles: block sizes.
       implementation: see `splash_attention`.
     """
 
-    scale: float
-    window: int
-    causal: bool
-    tiles: SplashTiles
-    implementation: str
+    tiles: SplashTiles = dataclasses.field(default_factory=SplashTiles)
+    implementation: str = "auto"
 
     def build(self) -> "SplashAttention":
         """The module, which has no parameters."""
@@ -62,13 +56,13 @@ class SplashAttention(nn.Module):
 def splash_attention_rules(config: Config) -> tuple[Rule, ...]:
     """Replaces every inner attention where the flag is on."""
     kernel = config.splash_attention_kernel
-    if not kernel.use_splash_attention_kernel:
+    if not kernel.enable:
         return ()
     tiles = SplashTiles(**kernel.tiles())
     return (
         Rule(
             name="splash_attention",
-            type=(MathAttentionConfig, SdpaAttentionConfig),
+            type=InnerAttentionConfig,
             replace=lambda node: SplashAttentionConfig(
                 node.scale, node.window, node.causal, tiles, kernel.implementation
             ),

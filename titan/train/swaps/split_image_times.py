@@ -1,18 +1,18 @@
-"""The times of pictures whose tokens are split over devices."""
+"""The times of images whose tokens are split over devices."""
 
 import dataclasses
 from collections.abc import Mapping
 
 from torch import Tensor
 
-from titan.models.flux.image_times import PictureTimes
+from titan.models.layers.image_times import ImageTimes
 from titan.parallel.collectives import maximum
 from titan.parallel.mesh_axis import MeshAxis
 
 
 @dataclasses.dataclass(frozen=True)
-class SplitPictureTimesConfig:
-    """Configuration of `SplitPictureTimes`.
+class SplitImageTimesConfig:
+    """Configuration of `SplitImageTimes`.
 
     Attributes:
       axis: the mesh axis that splits rows.
@@ -20,15 +20,15 @@ class SplitPictureTimesConfig:
 
     axis: str
 
-    def build(self) -> "SplitPictureTimes":
+    def build(self) -> "SplitImageTimes":
         """The module, which has no parameters; it runs on a mesh with that axis alone."""
-        return SplitPictureTimes(self)
+        return SplitImageTimes(self)
 
 
-class SplitPictureTimes(PictureTimes):
-    """`PictureTimes` where each device has some tokens of each picture, or none."""
+class SplitImageTimes(ImageTimes):
+    """`ImageTimes` where each device has some tokens of each image, or none."""
 
-    def __init__(self, config: SplitPictureTimesConfig):
+    def __init__(self, config: SplitImageTimesConfig):
         super().__init__()
         self.config = config
 
@@ -36,6 +36,6 @@ class SplitPictureTimes(PictureTimes):
         """Takes the axes of the mesh that it runs on."""
         self._axis = axes[self.config.axis]
 
-    def forward(self, timestep_BI: Tensor, segment_ids_BI: Tensor, num_pictures: int) -> Tensor:
-        """As `PictureTimes.forward`, of this device's tokens; the result is the same on all devices."""
-        return maximum(super().forward(timestep_BI, segment_ids_BI, num_pictures), self._axis)
+    def forward(self, timestep_BI: Tensor, segment_ids_BI: Tensor, num_images: int) -> Tensor:
+        """As `ImageTimes.forward`, of this device's tokens; the result is the same on all devices."""
+        return maximum(super().forward(timestep_BI, segment_ids_BI, num_images), self._axis)

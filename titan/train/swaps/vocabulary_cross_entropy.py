@@ -67,7 +67,7 @@ class VocabularyCrossEntropy(nn.Module):
 
 def vocabulary_cross_entropy_rules(config: Config) -> tuple[Rule, ...]:
     """Replaces the loss where a vocabulary is split; the fused loss knows of it by itself."""
-    has_vocabulary = hasattr(config.model, "vocab_size")
+    has_vocabulary = config.model.num_token_ids() is not None
     if config.parallelism.tensor_parallel == 1 or config.fused_linear_cross_entropy.enable or not has_vocabulary:
         return ()
     return (

@@ -13,13 +13,13 @@ from titan.train.testing.models import BATCH, FLUX, LENGTH
 
 def batch_of(case: Case) -> dict[str, np.ndarray]:
     """The batch of every step of a case, its tokens in the order of the mesh."""
-    arrays = picture_batch() if case.model.startswith("flux") else batch(case.microbatches)
+    arrays = image_batch() if case.model.startswith("flux") else batch(case.microbatches)
     return in_mesh_order(arrays, case.mesh, case.config.model.batch_tensors(LENGTH))
 
 
 @functools.cache
-def picture_batch() -> dict[str, np.ndarray]:
-    """Two pictures of 2x2 patches in each row, with texts of two and three tokens, and padding after either."""
+def image_batch() -> dict[str, np.ndarray]:
+    """Two images of 2x2 patches in each row, with texts of two and three tokens, and padding after either."""
     random = np.random.default_rng(0)
     image_ids, text_ids = np.repeat([1, 2, 0], [4, 4, 2]), np.repeat([1, 2, 0], [2, 3, 1])
     corners = np.array([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])

@@ -7,9 +7,10 @@ from titan.core.data.config import TokenizerConfig
 from titan.parallel.mesh import MeshSpec
 from titan.train.config.compile import CompileConfig, TpuConfig
 from titan.train.config.expert_balance import ExpertBalanceConfig
-from titan.train.config.kernels import FusedLinearCrossEntropyConfig
+from titan.train.config.kernels import FusedLinearCrossEntropyConfig, GroupedMatmulConfig
 from titan.train.config.parallelism import ParallelismConfig
-from titan.train.config.run import Config, OptimizerConfig, TrainingConfig
+from titan.train.config.run import Config
+from titan.train.config.training import OptimizerConfig, TrainingConfig
 from titan.train.testing.models import BATCH, CONFIGS, KERNELS, LENGTH
 
 ONE = MeshSpec((), ())
@@ -57,7 +58,8 @@ class Case:
         of_model = CONFIGS["llama3" if self.model == "pattern" else self.model]
         changes: dict[str, Any] = {}
         if self.kernels:
-            changes |= {**KERNELS, "use_grouped_mm": hasattr(of_model.model, "num_experts")}
+            has_experts = of_model.model.experts() is not None
+            changes |= {**KERNELS, "grouped_matmul": GroupedMatmulConfig(enable=has_experts)}
         if self.fused_loss:
             loss = FusedLinearCrossEntropyConfig(enable=True, implementation=self.fused_loss)
             changes["fused_linear_cross_entropy"] = loss

@@ -14,7 +14,7 @@ from titan.graph.executors.torch import TorchExecutable
 from titan.graph.executors.xla import XlaExecutable, abstract_arrays, jax_mesh, lower_xla
 from titan.graph.split.executable import SplitExecutable, compile_split
 from titan.graph.testing.xla_cpu import FAST_COMPILE, use_cpu_devices
-from titan.train.step.state import EXP_AVG, EXPERT_BIAS, PARAMS, PER_PARAMETER
+from titan.train.step.state import EXPERT_BIAS, PARAMS, per_parameter
 from titan.train.testing.batches import batch_of
 from titan.train.testing.case import Case
 from titan.train.testing.graphs import builder_of, graph_of
@@ -53,11 +53,11 @@ def initial_state(
     case: Case, layouts: Mapping[str, Any], given: Mapping[str, np.ndarray] = types.MappingProxyType({})
 ) -> dict[str, np.ndarray]:
     """The state before the first step, of these layouts; parameters, but for what is given by name, layer by layer."""
-    _, stacks = builder_of(case)
+    steps, stacks = builder_of(case)
     by_layer = {**{f"{PARAMS}{name}": array for name, array in initial_parameters(case.model).items()}, **given}
     state = {name: np.zeros(layout.shape, str(layout.dtype).removeprefix("torch.")) for name, layout in layouts.items()}
     names = [name for name in layouts if name.startswith(PARAMS) or name in given]
-    return {**state, **stacks.in_state(PER_PARAMETER).stacked(by_layer, names, np.stack)}
+    return {**state, **stacks.in_state(per_parameter(steps.optimizer)).stacked(by_layer, names, np.stack)}
 
 
 @functools.cache
@@ -102,7 +102,7 @@ def _run(case: Case, executable: Any, state: dict[str, Any], arrays: dict[str, A
     for _ in range(NUM_STEPS):
         state, values = executable(state, arrays)
         metrics.append({name: float(value) for name, value in values.items()})
-        moments = moments or _by_layer(case, state, EXP_AVG)
+        moments = moments or _by_layer(case, state, "exp_avg/")
     bias = _by_layer(case, state, EXPERT_BIAS).get("")
     return Outcome(metrics, moments, _by_layer(case, state, PARAMS), bias)
 

@@ -9,7 +9,9 @@ from titan.graph.capture.spmd_check import check_spmd
 from titan.graph.capture.trace import capture
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.passes.pipeline import run_passes
-from titan.train.build import components, graph_passes, step_builder
+from titan.graph.passes.registry import passes_for
+from titan.train.assembly import components, step_builder
+from titan.train.build import pass_options
 from titan.train.step.builder import StepBuilder
 from titan.train.step.state import (
     LEARNING_RATE,
@@ -49,7 +51,11 @@ def _captured(case: Case, evaluate: bool, rank: int) -> StepGraph:
     shapes = {
         name: np.shape(array) for name, array in batch_of(case).items() if not (evaluate and name == LEARNING_RATE)
     }
-    state = eval_state_layouts(steps.parameters) if evaluate else train_state_layouts(steps.parameters, case.mesh)
+    state = (
+        eval_state_layouts(steps.parameters)
+        if evaluate
+        else train_state_layouts(steps.parameters, steps.optimizer, case.mesh)
+    )
     state |= expert_bias_layouts(steps.balance.bias_shape if steps.balance else None, case.mesh)
     return capture(step, state, batch_layouts(steps.batch, shapes, case.mesh), case.mesh, rank=rank)
 
@@ -63,4 +69,4 @@ def graph_of(case: Case, *, evaluate: bool = False) -> StepGraph:
 def _graph_of(case: Case, evaluate: bool) -> StepGraph:
     # All cases that the policy alone tells apart share a capture.
     before = dataclasses.replace(case, memory_policy="none", prefetch=1, reshard=True)
-    return run_passes(captured(before, evaluate=evaluate), graph_passes(case.config))[0]
+    return run_passes(captured(before, evaluate=evaluate), passes_for("torch", pass_options(case.config)))[0]

@@ -8,7 +8,7 @@ from titan.models.flux.config import FluxConfig
 from titan.models.llama3.config import Llama3Config
 from titan.models.muse_glimmer.config import MuseGlimmerConfig
 from titan.models.qwen3.config import Qwen3Config, Qwen3MoeConfig
-from titan.train.config.kernels import RopeKernelConfig, SplashAttentionKernelConfig
+from titan.train.config.kernels import GroupedMatmulConfig, RopeKernelConfig, SplashAttentionKernelConfig
 from titan.train.config.run import Config
 
 BATCH, LENGTH = 8, 16
@@ -25,7 +25,7 @@ _SHARED = {**_SIZES, "num_heads": 8, "num_kv_heads": 4, "num_layers": 2}
 # With fewer heads of keys and values than four devices.
 _FEW = {**_SHARED, "num_kv_heads": 2}
 
-# Of the 16 tokens of a row 6 are for the texts of its two pictures.
+# Of the 16 tokens of a row 6 are for the texts of its two images.
 FLUX = FluxConfig(
     dim=DIM,
     num_double_blocks=2,
@@ -37,14 +37,14 @@ FLUX = FluxConfig(
     pooled_dim=10,
     guidance_embedding=True,
     text_length=3,
-    pictures_per_row=2,
+    images_per_row=2,
 )
 # With heads for four devices to share.
 _FLUX_SHARED = dataclasses.replace(FLUX, num_heads=4, rope_dims=(2, 2, 4))
 
 
 KERNELS = {
-    "splash_attention_kernel": SplashAttentionKernelConfig(use_splash_attention_kernel=True),
+    "splash_attention_kernel": SplashAttentionKernelConfig(enable=True),
     "rope_kernel": RopeKernelConfig(enable=True),
 }
 
@@ -57,7 +57,7 @@ CONFIGS = {
     "qwen3": Config(model=Qwen3Config(**_SIZES, ffn_dim=FFN_DIM, num_layers=NUM_LAYERS, tie_embeddings=True)),
     "qwen3_shared": Config(model=Qwen3Config(**_SHARED, ffn_dim=FFN_DIM, tie_embeddings=True, attention="sdpa")),
     "qwen3_moe": Config(model=_MIXTURE),
-    "qwen3_moe_grouped": Config(model=_MIXTURE, use_pallas_paired_grouped_mm=True),
+    "qwen3_moe_grouped": Config(model=_MIXTURE, grouped_matmul=GroupedMatmulConfig(enable=True, paired=True)),
     "qwen3_moe_dropping": Config(model=dataclasses.replace(_MIXTURE, capacity_factor=1.0)),
     # Experts in a number that four devices do not divide.
     "qwen3_moe_shared": Config(model=Qwen3MoeConfig(**_SHARED, num_experts=6, num_active_experts=2, expert_ffn_dim=24)),

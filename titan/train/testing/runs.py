@@ -28,6 +28,14 @@ TINY_FLAGS = (
     "--lr_schedule.warmup_steps=2",
 )
 ENDLESS = "--training.steps=1000000"
+# Of flux_debug: two photographs of about 128x128 pixels in a row.
+PHOTOGRAPH_FLAGS = (
+    "--data.trial_images=photographs",
+    "--data.resolution=128",
+    "--model.text_length=32",
+    "--model.images_per_row=2",
+    "--training.sequence_length=192",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +83,7 @@ class Workplace:
             **{name: value for name, value in os.environ.items() if name != "XLA_FLAGS"},
             "HOME": str(self.folder),
             "JAX_PLATFORMS": "cpu",
+            "TITAN_PROGRESS_SECONDS": "0",
             # Programs run for a few steps: effort in generating machine code is wasted.
             "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
             "OMP_NUM_THREADS": "1",

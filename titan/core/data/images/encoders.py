@@ -1,4 +1,4 @@
-"""What makes latents of pictures and embeddings of captions: the interface of the encoders."""
+"""What makes latents of images and embeddings of captions: the interface of the encoders."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -25,17 +25,19 @@ class Encoders(Protocol):
 
     Attributes:
       fingerprint: differs for encoders that give something else.
+      patch_pixels: pixels of a side of a token's patch.
     """
 
     fingerprint: str
+    patch_pixels: int
 
-    def encode_picture(self, pixels: np.ndarray) -> np.ndarray:
+    def encode_image(self, pixels: np.ndarray) -> np.ndarray:
         """uint8 [16 rows, 16 columns, 3] to its latents as tokens, float32 [rows * columns, C], of about unit variance.
 
         A token is a patch of 2x2 latents; its elements are ordered by channel, row, column.
         """
 
-    def decode_picture(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
+    def decode_image(self, tokens: np.ndarray, *, rows: int, columns: int) -> np.ndarray:
         """The inverse, as far as there is one: uint8 [16 rows, 16 columns, 3]."""
 
     def encode_captions(self, captions: Sequence[str]) -> list[EncodedCaption]:

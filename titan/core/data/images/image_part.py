@@ -1,6 +1,6 @@
-"""A part of the encoded pictures on disk: a folder that appears whole, is checked when opened, and is read in pieces.
+"""A part of the encoded images on disk: a folder that appears whole, is checked when opened, and is read in pieces.
 
-No file stays open, so that the number of pictures is not bound by that of open files.
+No file stays open, so that the number of images is not bound by that of open files.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ _DAMAGED = (FileNotFoundError, EOFError, ValueError, TypeError, IndexError, Synt
 
 
 @dataclasses.dataclass(frozen=True)
-class EncodedPicture:
-    """One picture with its caption, as the model takes them.
+class EncodedImage:
+    """One image with its caption, as the model takes them.
 
     Attributes:
       latents: float16 [rows * columns, C], tokens of patches.
@@ -40,20 +40,20 @@ class EncodedPicture:
 
 @dataclasses.dataclass(frozen=True)
 class PartEntry:
-    """A picture of a part that is to be written: `PicturePart` says what the hashes are."""
+    """An image of a part that is to be written: `ImagePart` says what the hashes are."""
 
     hash: int
     content_hash: int
-    picture: EncodedPicture
+    image: EncodedImage
 
 
-class PicturePart:
-    """The pictures of a folder that `write_part` wrote.
+class ImagePart:
+    """The images of a folder that `write_part` wrote.
 
     Attributes:
-      hashes: of each picture with its caption; uint64 [num_pictures].
-      content_hashes: of each picture's file alone; uint64 [num_pictures].
-      grids: rows and columns of patches of each picture; int32 [num_pictures, 2].
+      hashes: of each image with its caption; uint64 [num_images].
+      content_hashes: of each image's file alone; uint64 [num_images].
+      grids: rows and columns of patches of each image; int32 [num_images, 2].
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -75,10 +75,10 @@ class PicturePart:
     def __len__(self) -> int:
         return len(self.hashes)
 
-    def __getitem__(self, index: int) -> EncodedPicture:
+    def __getitem__(self, index: int) -> EncodedImage:
         latents, tokens, pooled = (self._piece(name, index) for name in _ARRAYS)
         rows, columns = map(int, self.grids[index])
-        return EncodedPicture(latents, rows, columns, EncodedCaption(tokens, pooled[0]))
+        return EncodedImage(latents, rows, columns, EncodedCaption(tokens, pooled[0]))
 
     def _piece(self, name: str, index: int) -> np.ndarray:
         ends = self._ends[name]
@@ -88,32 +88,32 @@ class PicturePart:
         return np.load(self._folder / f"{name}.npy", mmap_mode="r")
 
 
-def intact_part(folder: pathlib.Path) -> PicturePart | None:
+def intact_part(folder: pathlib.Path) -> ImagePart | None:
     """The part in a folder; None where there is none or it is damaged.
 
     Raises:
       OSError: its files are there and cannot be read, as for want of permission: no reason to write them again.
     """
     try:
-        return PicturePart(folder)
+        return ImagePart(folder)
     except _DAMAGED:
         return None
 
 
 def write_part(folder: pathlib.Path, entries: Sequence[PartEntry]) -> None:
     """Writes a part, in place of a damaged one if there is one; one that another process wrote meanwhile is kept."""
-    pictures = [entry.picture for entry in entries]
-    captions = [picture.caption for picture in pictures]
+    images = [entry.image for entry in entries]
+    captions = [image.caption for image in images]
     token_ends = np.cumsum([len(caption.tokens) for caption in captions])
     arrays = {
         "index": np.array(
             [
-                (entry.hash, entry.content_hash, (entry.picture.rows, entry.picture.columns), end)
+                (entry.hash, entry.content_hash, (entry.image.rows, entry.image.columns), end)
                 for entry, end in zip(entries, token_ends, strict=True)
             ],
             _INDEX,
         ),
-        "latents": np.concatenate([picture.latents for picture in pictures]).astype(np.float16),
+        "latents": np.concatenate([image.latents for image in images]).astype(np.float16),
         "tokens": np.concatenate([caption.tokens for caption in captions]).astype(np.float16),
         "pooled": np.stack([caption.pooled for caption in captions]).astype(np.float32),
     }

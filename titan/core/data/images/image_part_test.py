@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from titan.core.data.images.encoders import EncodedCaption
-from titan.core.data.images.image_part import EncodedPicture, PartEntry, intact_part, write_part
+from titan.core.data.images.image_part import EncodedImage, PartEntry, intact_part, write_part
 
 
 @pytest.fixture
 def folder(tmp_path):
     caption = EncodedCaption(np.ones((3, 2), np.float32), np.ones(2, np.float32))
-    picture = EncodedPicture(np.ones((6, 4), np.float32), 2, 3, caption)
-    write_part(tmp_path / "part", [PartEntry(2**64 - 1, 5, picture), PartEntry(7, 5, picture)])
+    image = EncodedImage(np.ones((6, 4), np.float32), 2, 3, caption)
+    write_part(tmp_path / "part", [PartEntry(2**64 - 1, 5, image), PartEntry(7, 5, image)])
     return tmp_path / "part"
 
 

@@ -1,4 +1,4 @@
-"""The cache of encoded pictures: what it gives back, what it goes on from, and when it is made anew."""
+"""The cache of encoded images: what it gives back, what it goes on from, and when it is made anew."""
 
 import dataclasses
 import errno
@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from titan.core.config.validate import ConfigError, LocalConfigError
-from titan.core.data.images import image_store as picture_store
-from titan.core.data.images.image_store import open_picture_store
+from titan.core.data.images import image_store
+from titan.core.data.images.image_store import open_image_store
 from titan.core.data.images.images_for_test import TellingEncoders, png
-from titan.core.data.images.source import PictureSource
+from titan.core.data.images.source import ImageSource
 
 
 def _open(data, encoders, **share):
-    return open_picture_store(PictureSource(data), data, encoders, **share)
+    return open_image_store(ImageSource(data), data, encoders, **share)
 
 
 def data_cache(data):
@@ -27,68 +27,68 @@ def data_cache(data):
 
 @pytest.fixture(autouse=True)
 def parts_of_two(monkeypatch):
-    monkeypatch.setattr(picture_store, "_PART_PICTURES", 2)
+    monkeypatch.setattr(image_store, "_PART_IMAGES", 2)
 
 
 def test_it_gives_back_what_the_encoders_gave(data):
     store = _open(data, TellingEncoders())
     assert len(store) == 6
     for number in range(6):
-        picture = store[number]
-        # Greys of whole pictures are exact in float16 within its 2^-11.
-        np.testing.assert_allclose(picture.latents, 40 * number / 255, rtol=2**-11)
-        assert picture.latents.shape == (picture.rows * picture.columns, 4)
-        assert bytes(picture.caption.tokens[:, 0].astype(np.uint8)) == f"caption {number}\0".encode()
-        assert picture.caption.pooled.tolist() == [9, 9]
+        image = store[number]
+        # Greys of whole images are exact in float16 within its 2^-11.
+        np.testing.assert_allclose(image.latents, 40 * number / 255, rtol=2**-11)
+        assert image.latents.shape == (image.rows * image.columns, 4)
+        assert bytes(image.caption.tokens[:, 0].astype(np.uint8)) == f"caption {number}\0".encode()
+        assert image.caption.pooled.tolist() == [9, 9]
     assert store.grids[:3].tolist() == [[4, 4], [3, 5], [5, 3]]
     assert store.empty_caption.tokens.tolist() == [[0, 0, 0]]
 
 
-def test_pictures_are_encoded_once(data):
+def test_images_are_encoded_once(data):
     encoders = TellingEncoders()
     for _ in range(2):
         _open(data, encoders)
-    assert encoders.num_pictures == 6
+    assert encoders.num_images == 6
     _open(dataclasses.replace(data, resolution=32), encoders)
-    assert encoders.num_pictures == 12
+    assert encoders.num_images == 12
 
 
 def test_a_stopped_start_is_gone_on_from(data, monkeypatch):
-    encode = TellingEncoders.encode_picture
+    encode = TellingEncoders.encode_image
 
     def stopping(self, pixels):
-        if self.num_pictures == 3:
+        if self.num_images == 3:
             raise KeyboardInterrupt
         return encode(self, pixels)
 
-    monkeypatch.setattr(TellingEncoders, "encode_picture", stopping)
+    monkeypatch.setattr(TellingEncoders, "encode_image", stopping)
     with pytest.raises(KeyboardInterrupt):
         _open(data, TellingEncoders())
     monkeypatch.undo()
-    monkeypatch.setattr(picture_store, "_PART_PICTURES", 2)
+    monkeypatch.setattr(image_store, "_PART_IMAGES", 2)
     encoders = TellingEncoders()
     assert len(_open(data, encoders)) == 6
-    assert encoders.num_pictures == 4  # the first part of two was there
+    assert encoders.num_images == 4  # the first part of two was there
 
 
 def test_processes_that_share_a_folder_share_the_work(data):
     others = TellingEncoders()
-    source = PictureSource(data)
+    source = ImageSource(data)
     key_folder = None
 
     class Watching(TellingEncoders):
-        """Has the other process encode its part when this one is at its first picture."""
+        """Has the other process encode its part when this one is at its first image."""
 
-        def encode_picture(self, pixels):
+        def encode_image(self, pixels):
             nonlocal key_folder
             if key_folder is None:
                 (key_folder,) = (path.parent for path in data_cache(data).glob("pictures-*/empty"))
-                picture_store._encode(source, data, others, key_folder, (1, 2))
-            return super().encode_picture(pixels)
+                image_store._encode(source, data, others, key_folder, (1, 2))
+            return super().encode_image(pixels)
 
     encoders = Watching()
     assert len(_open(data, encoders, process_index=0, process_count=2)) == 6
-    assert (encoders.num_pictures, others.num_pictures) == (4, 2)
+    assert (encoders.num_images, others.num_images) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_a_damaged_part_alone_is_encoded_again(data, damage, is_complete):
         (part.parent / "complete.json").unlink()
     encoders = TellingEncoders()
     assert bytes(_open(data, encoders)[3].caption.tokens[:, 0].astype(np.uint8)) == b"caption 3\0"
-    assert encoders.num_pictures == 2
+    assert encoders.num_images == 2
     assert sorted(path.name for path in part.parent.iterdir()) == [
         "complete.json", "empty", "part-000000", "part-000001", "part-000002"
     ]  # fmt: skip
 
 
-def test_more_pictures_than_files_may_be_open(data):
+def test_more_images_than_files_may_be_open(data):
     _open(data, TellingEncoders())
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(list(pathlib.Path("/proc/self/fd").iterdir()))
@@ -124,11 +124,11 @@ def test_more_pictures_than_files_may_be_open(data):
     try:
         encoders = TellingEncoders()
         store = _open(data, encoders)
-        pictures = [store[number] for number in range(6)]
+        images = [store[number] for number in range(6)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert encoders.num_pictures == 0
-    assert all(len(picture.latents) == picture.rows * picture.columns for picture in pictures)
+    assert encoders.num_images == 0
+    assert all(len(image.latents) == image.rows * image.columns for image in images)
 
 
 def test_what_cannot_be_read_for_another_reason_is_left_alone(data, monkeypatch):
@@ -138,9 +138,9 @@ def test_what_cannot_be_read_for_another_reason_is_left_alone(data, monkeypatch)
     with pytest.raises(OSError, match="Too many open files"):
         _open(data, encoders)
     monkeypatch.undo()
-    monkeypatch.setattr(picture_store, "_PART_PICTURES", 2)
+    monkeypatch.setattr(image_store, "_PART_IMAGES", 2)
     _open(data, encoders)
-    assert encoders.num_pictures == 0
+    assert encoders.num_images == 0
 
 
 def test_processes_that_repair_the_same_part_both_end_well(data):
@@ -152,29 +152,29 @@ def test_processes_that_repair_the_same_part_both_end_well(data):
     class Watching(TellingEncoders):
         """Has the other process repair all when this one has begun to."""
 
-        def encode_picture(self, pixels):
-            if not others.num_pictures:
+        def encode_image(self, pixels):
+            if not others.num_images:
                 _open(data, others)
-            return super().encode_picture(pixels)
+            return super().encode_image(pixels)
 
     encoders = Watching()
     assert len(_open(data, encoders)) == len(_open(data, TellingEncoders())) == 6
-    assert (encoders.num_pictures, others.num_pictures) == (2, 2)
+    assert (encoders.num_images, others.num_images) == (2, 2)
 
 
 def test_progress_is_reported_where_encoding_takes_long(data, monkeypatch):
     reports = []
-    monkeypatch.setattr(picture_store.logging, "info", lambda message, *values: reports.append(message % values))
+    monkeypatch.setattr(image_store.logging, "info", lambda message, *values: reports.append(message % values))
     _open(data, TellingEncoders())
     assert len(reports) == 1 and reports[0].startswith("Encoding ")
-    monkeypatch.setattr(picture_store, "_SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr(image_store, "_SECONDS_BETWEEN_REPORTS", 0)
     _open(dataclasses.replace(data, resolution=32), TellingEncoders())
-    assert [report.split(" pictures encoded, up to ")[0] for report in reports[2:]] == ["2", "4", "6"]
+    assert [report.split(" images encoded, up to ")[0] for report in reports[2:]] == ["2", "4", "6"]
 
 
 def test_a_process_says_what_is_wrong_with_its_own_share(data, tmp_path):
     (tmp_path / "files/p2.png").write_bytes(png(20, 20, 7)[:40])
-    with pytest.raises(LocalConfigError, match="p2.png is no intact picture"):
+    with pytest.raises(LocalConfigError, match="p2.png is no intact image"):
         _open(data, TellingEncoders(), process_index=1, process_count=2)
 
 
@@ -191,17 +191,17 @@ def test_what_killed_processes_left_is_removed_when_it_is_old(data):
     assert not old.exists() and young.exists()
 
 
-def test_pictures_that_change_while_they_are_read_are_refused(data, tmp_path):
-    source = PictureSource(data)
+def test_images_that_change_while_they_are_read_are_refused(data, tmp_path):
+    source = ImageSource(data)
     assert source.fingerprint
     (tmp_path / "files/p1.png").write_bytes(png(20, 20, 7))
     with pytest.raises(ConfigError, match="changed while it was read; start again"):
-        open_picture_store(source, data, TellingEncoders())
+        open_image_store(source, data, TellingEncoders())
     assert not list(data_cache(data).glob("pictures-*"))
 
 
 def test_what_is_no_number_is_refused(data, monkeypatch):
-    monkeypatch.setattr(TellingEncoders, "encode_picture", lambda self, pixels: np.full((16, 4), 1e6, np.float32))
+    monkeypatch.setattr(TellingEncoders, "encode_image", lambda self, pixels: np.full((16, 4), 1e6, np.float32))
     with pytest.raises(ConfigError, match="data.encoders: what they give for .*p0.png is no finite number in float"):
         _open(data, TellingEncoders())
     assert not list(data_cache(data).glob("pictures-*/part-*"))

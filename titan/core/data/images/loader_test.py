@@ -1,25 +1,31 @@
-"""Batches of pictures: held-out pictures, resuming, and the shares of processes."""
+"""Batches of images: held-out images, resuming, and the shares of processes."""
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
 
 from titan.core.config.validate import ConfigError
-from titan.core.data.images.image_store import open_picture_store
-from titan.core.data.images.images_for_test import TellingEncoders, shapes
-from titan.core.data.images.loader import PictureLoader
-from titan.core.data.images.source import PictureSource
+from titan.core.data.images.image_store import open_image_store
+from titan.core.data.images.images_for_test import OneImageRows, TellingEncoders
+from titan.core.data.images.loader import ImageLoader
+from titan.core.data.images.source import ImageSource
+
+
+def _loader(data, store, *, row_identity=(), **arguments):
+    pack = functools.partial(OneImageRows, store)
+    return ImageLoader(data, store, pack, row_identity=dict(row_identity), **arguments)
 
 
 @pytest.fixture
 def split(data):
     data = dataclasses.replace(data, validation_fraction=0.4)
-    store = open_picture_store(PictureSource(data), data, TellingEncoders())
+    store = open_image_store(ImageSource(data), data, TellingEncoders())
 
     def make(split="train", **arguments):
         arguments = {"batch_size": 2, **arguments}
-        return PictureLoader(data, store, shapes(num_pictures=1, image_length=16), split=split, **arguments)
+        return _loader(data, store, split=split, **arguments)
 
     return make
 
@@ -28,23 +34,22 @@ def _equal(a, b):
     return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
-def test_each_picture_is_on_one_side(split):
+def test_each_image_is_on_one_side(split):
     train, validation = split(), split("validation")
-    assert sorted([*train.pictures.numbers, *validation.pictures.numbers]) == list(range(6))
-    assert len(validation.pictures.numbers) >= 1
+    assert sorted([*train.images.numbers, *validation.images.numbers]) == list(range(6))
+    assert len(validation.images.numbers) >= 1
 
 
-def test_the_same_picture_with_other_captions_is_on_the_same_side(data, tmp_path):
+def test_the_same_image_with_other_captions_is_on_the_same_side(data, tmp_path):
     for number in range(6):
         content = (tmp_path / f"files/p{number}.png").read_bytes()
         for copy in range(4):
             (tmp_path / f"files/p{number}-{copy}.png").write_bytes(content)
             (tmp_path / f"files/p{number}-{copy}.txt").write_text(f"caption {copy}")
     data = dataclasses.replace(data, validation_fraction=0.4)
-    store = open_picture_store(PictureSource(data), data, TellingEncoders())
+    store = open_image_store(ImageSource(data), data, TellingEncoders())
     sides = [
-        {tuple(store[number].latents[0]) for number in PictureLoader(data, store, shapes(), split=split, batch_size=2)
-         .pictures.numbers}
+        {tuple(store[number].latents[0]) for number in _loader(data, store, split=split, batch_size=2).images.numbers}
         for split in ("train", "validation")
     ]  # fmt: skip
     assert sides[0] and sides[1] and not sides[0] & sides[1]
@@ -77,10 +82,24 @@ def test_every_pass_of_validation_is_the_same_and_ends_with_padding(split):
     assert not first[-1]["latents"][-1].any()
 
 
-def test_a_position_of_other_pictures_is_refused(split, data):
+def test_a_position_of_other_images_is_refused(split, data):
     loader = split()
-    other = dataclasses.replace(data, max_pictures=5)
-    store = open_picture_store(PictureSource(other), other, TellingEncoders())
-    elsewhere = PictureLoader(other, store, shapes(num_pictures=1, image_length=16), split="train", batch_size=2)
+    other = dataclasses.replace(data, max_images=5)
+    store = open_image_store(ImageSource(other), other, TellingEncoders())
+    elsewhere = _loader(other, store, split="train", batch_size=2)
     with pytest.raises(ConfigError, match="--data.path: the saved data position was counted with"):
         elsewhere.set_state(loader.get_state())
+
+
+def test_a_position_of_rows_that_are_made_in_another_way_is_refused(split):
+    with pytest.raises(ConfigError, match="--model.images_per_row"):
+        split(row_identity={"model.images_per_row": 2}).set_state(
+            split(row_identity={"model.images_per_row": 1}).get_state()
+        )
+
+
+def test_captions_are_dropped_in_training_alone(data):
+    data = dataclasses.replace(data, validation_fraction=0.4, caption_dropout=0.5)
+    store = open_image_store(ImageSource(data), data, TellingEncoders())
+    dropped = [_loader(data, store, split=split, batch_size=2).images.options for split in ("train", "validation")]
+    assert [options["caption_dropout"] for options in dropped] == [0.5, 0.0]

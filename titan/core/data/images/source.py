@@ -1,7 +1,8 @@
-"""Pictures and their captions, read one after another from files, in the same order every time."""
+"""Images and their captions, read one after another from files, in the same order every time."""
 
 import dataclasses
 import functools
+import gzip
 import hashlib
 import importlib.util
 import itertools
@@ -17,22 +18,24 @@ from titan.core.data.corpus import corpus_fingerprint
 from titan.core.data.file_stamp import FileStamp, files_below, stamp_of
 from titan.core.data.images.config import ImageDataConfig
 
-PICTURE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 TAR_SUFFIXES = (".tar",)
 PARQUET_SUFFIXES = (".parquet",)
 
-# Package -> folder with pictures in it. They are found without importing the packages, which takes seconds.
+# Package -> folder with images in it. They are found without importing the packages, which takes seconds.
 _SAMPLES = {"skimage": "data", "sklearn": "datasets/images"}
 _SAMPLE_SUFFIXES = (".jpg", ".png")
+_DIGITS = ("sklearn", "datasets/data/digits.csv.gz")
+_DIGIT_NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 @dataclasses.dataclass(frozen=True)
-class Picture:
-    """One picture as its file holds it.
+class Image:
+    """One image as its file holds it.
 
     Attributes:
       name: where it is from, for messages.
-      content: bytes of a picture's file.
+      content: bytes of an image's file.
       caption: may be empty.
     """
 
@@ -42,25 +45,26 @@ class Picture:
 
     @property
     def hash(self) -> int:
-        """64 bits of BLAKE2 of picture and caption: equal on every machine and in every process."""
+        """64 bits of BLAKE2 of image and caption: equal on every machine and in every process."""
         digest = hashlib.blake2b(self.content, digest_size=8)
         digest.update(b"\0" + self.caption.encode())
         return int.from_bytes(digest.digest(), "little")
 
     @property
     def content_hash(self) -> int:
-        """The same of the picture alone."""
+        """The same of the image alone."""
         return int.from_bytes(hashlib.blake2b(self.content, digest_size=8).digest(), "little")
 
 
-class PictureSource:
-    """The pictures of `--data.path`.
+class ImageSource:
+    """The images of `--data.path`.
 
-    - Empty path: the pictures that scikit-image and scikit-learn ship; the name of a file is its caption.
-    - A folder of pictures: every file below it with a suffix in PICTURE_SUFFIXES, sorted by path; hidden files and
+    - Empty path: the images that scikit-image and scikit-learn ship, and the name of a file is its caption; or the
+      handwritten digits of scikit-learn (`--data.trial_images`).
+    - A folder of images: every file below it with a suffix in IMAGE_SUFFIXES, sorted by path; hidden files and
       folders are left out.
     - A webdataset tar, or a folder of them: members whose names differ in the ending alone (from the first dot of the
-      file's name) are a sample, of which the picture and the caption are taken: 0.jpg and 0.txt, not 0.mask.png. Hidden
+      file's name) are a sample, of which the image and the caption are taken: 0.jpg and 0.txt, not 0.mask.png. Hidden
       members are left out.
     - A Parquet file, or a folder of them: a row is a sample.
 
@@ -78,9 +82,11 @@ class PictureSource:
         """
         self._config = config
         if not config.path:
-            self.description = "the pictures of scikit-image and scikit-learn"
-            self.files = _sample_files()
-            self._kind = "samples"
+            self._kind = config.trial_images
+            if self._kind == "digits":
+                self.description, self.files = "the digits of scikit-learn", (_digits_file(),)
+            else:
+                self.description, self.files = "the images of scikit-image and scikit-learn", _sample_files()
             self._check_flags()
             return
         self.description = config.path
@@ -89,15 +95,15 @@ class PictureSource:
             raise ConfigError("data.path", f"there is no file or folder {config.path!r}", "correct the path")
         found = {
             kind: files_below(root, suffixes) if root.is_dir() else (root,) * root.name.lower().endswith(suffixes)
-            for kind, suffixes in (("tar", TAR_SUFFIXES), ("parquet", PARQUET_SUFFIXES), ("folder", PICTURE_SUFFIXES))
+            for kind, suffixes in (("tar", TAR_SUFFIXES), ("parquet", PARQUET_SUFFIXES), ("folder", IMAGE_SUFFIXES))
         }
         kinds = [kind for kind, files in found.items() if files]
         if not kinds:
-            suffixes = ", ".join((*TAR_SUFFIXES, *PARQUET_SUFFIXES, *PICTURE_SUFFIXES))
+            suffixes = ", ".join((*TAR_SUFFIXES, *PARQUET_SUFFIXES, *IMAGE_SUFFIXES))
             raise ConfigError("data.path", f"{config.path!r} is or has no file that ends in {suffixes}", "give another")
         if len(kinds) > 1:
             problem = f"the folder {config.path!r} has {' and '.join(found[kind][0].name for kind in kinds[:2])}"
-            raise ConfigError("data.path", problem, "give a folder of pictures, of tars or of Parquet files")
+            raise ConfigError("data.path", problem, "give a folder of images, of tars or of Parquet files")
         self._kind = kinds[0]
         self.files = found[self._kind]
         self._check_flags()
@@ -112,56 +118,58 @@ class PictureSource:
                 problem = f"{value!r} means nothing for {self.description}, which is {'a' if is_table else 'no'} table"
                 raise ConfigError(f"data.{name}", problem, f"leave it at {default!r}, or give another data.path")
 
-    def pictures(self) -> Iterator[Picture]:
-        """Reads the pictures from the first one on, without decoding them.
+    def images(self) -> Iterator[Image]:
+        """Reads the images from the first one on, without decoding them.
 
         Raises:
           ConfigError: an unreadable file, a sample without caption, or a missing column; named with the sample.
         """
-        found = itertools.chain.from_iterable(map(self._pictures_of, self.files))
-        return itertools.islice(found, self._config.max_pictures or None)
+        found = itertools.chain.from_iterable(map(self._images_of, self.files))
+        return itertools.islice(found, self._config.max_images or None)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that change whenever any picture, caption or their order does, wherever the files lie.
+        """32 hexadecimal digits that change whenever any image, caption or their order does, wherever the files lie.
 
-        All pictures are read for it, once: the result is remembered as that of a `Corpus`.
+        All images are read for it, once: the result is remembered as that of a `Corpus`.
 
         Raises:
-          ConfigError: as `pictures`, or there is no picture.
+          ConfigError: as `images`, or there is no image.
         """
 
         def read() -> str:
-            hashes = [picture.hash for picture in self.pictures()]
+            hashes = [image.hash for image in self.images()]
             if not hashes:
-                raise ConfigError("data.path", f"{self.description} holds no picture", "give files with pictures")
+                raise ConfigError("data.path", f"{self.description} holds no image", "give files with images")
             return corpus_fingerprint(hashes)
 
         return self._stamp().remembered(self._config.cache_folder, read)
 
     def _stamp(self) -> FileStamp:
         config = self._config
-        names = (config.caption_extension, config.image_column, config.caption_column, config.max_pictures)
+        names = (config.caption_extension, config.image_column, config.caption_column, config.max_images)
         try:
             captions = [caption for file in self.files if (caption := self._caption_file(file)) and caption.exists()]
             return stamp_of((*self.files, *captions), reading=("pictures", 2, self._kind, *names))
         except OSError as error:
             raise ConfigError("data.path", str(error), "repair or remove the file") from error
 
-    def _pictures_of(self, file: pathlib.Path) -> Iterator[Picture]:
+    def _images_of(self, file: pathlib.Path) -> Iterator[Image]:
         try:
             if self._kind == "tar":
                 yield from _of_tar(file, self._config.caption_extension)
             elif self._kind == "parquet":
                 yield from _of_parquet(file, self._config.image_column, self._config.caption_column)
+            elif self._kind == "digits":
+                yield from _of_digits(file)
             else:
-                yield Picture(str(file), file.read_bytes(), self._caption_beside(file))
+                yield Image(str(file), file.read_bytes(), self._caption_beside(file))
         except OSError as error:
             problem = f"{file} cannot be read ({error.strerror or error})"
             raise ConfigError("data.path", problem, "repair or remove the file") from error
 
     def _caption_file(self, file: pathlib.Path) -> pathlib.Path | None:
-        """The file with the caption of a picture's file; None where the name is the caption or it lies within."""
+        """The file with the caption of an image's file; None where the name is the caption or it lies within."""
         extension = self._config.caption_extension
         return file.with_suffix(f".{extension}") if extension and self._kind == "folder" else None
 
@@ -184,10 +192,28 @@ def _sample_files() -> tuple[pathlib.Path, ...]:
     if not files:
         raise ConfigError(
             "data.path",
-            "it is empty, and neither scikit-image nor scikit-learn with their pictures are installed",
-            "give a folder of pictures, or pip install scikit-image",
+            "it is empty, and neither scikit-image nor scikit-learn with their images are installed",
+            "give a folder of images, or pip install scikit-image",
         )
     return tuple(files)
+
+
+def _digits_file() -> pathlib.Path:
+    package, file = _DIGITS
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ConfigError("data.trial_images", "scikit-learn is not installed", "pip install it, or give a data.path")
+    return pathlib.Path(spec.submodule_search_locations[0], file)
+
+
+def _of_digits(file: pathlib.Path) -> Iterator[Image]:
+    """Rows of 64 grey values from 0 to 16 and the digit, as `sklearn.datasets.load_digits` documents them."""
+    with gzip.open(file, "rt", encoding="ascii") as lines:
+        for number, line in enumerate(lines):
+            *greys, digit = (int(float(value)) for value in line.split(","))
+            pixels = bytes(grey * 255 // 16 for grey in greys)
+            # The simplest of image files (PGM): the same bytes, and so the same images held out, with any library.
+            yield Image(f"{file}: row {number}", b"P5 8 8 255\n" + pixels, _DIGIT_NAMES[digit])
 
 
 def _words(stem: str) -> str:
@@ -198,17 +224,17 @@ def _no_caption(name: str, wanted: str) -> ConfigError:
     return ConfigError(
         "data.caption_extension",
         f"{name} has no caption: there is no {wanted} beside it",
-        "add it, or give another extension, or an empty one to caption pictures by their names",
+        "add it, or give another extension, or an empty one to caption images by their names",
     )
 
 
-def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
+def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Image]:
     try:
         with tarfile.open(file) as archive:
             members = (member for member in archive if member.isfile() and not _is_hidden(member.name))
             for key, group in itertools.groupby(members, lambda member: _sample_key(member.name)):
                 by_ending = {member.name.removeprefix(f"{key}."): member for member in group}
-                endings = [ending for ending in by_ending if f".{ending.lower()}" in PICTURE_SUFFIXES]
+                endings = [ending for ending in by_ending if f".{ending.lower()}" in IMAGE_SUFFIXES]
                 if not endings:
                     continue
                 ending = endings[0]
@@ -222,7 +248,7 @@ def _of_tar(file: pathlib.Path, extension: str) -> Iterator[Picture]:
                     caption = archive.extractfile(by_ending[extension]).read().decode("utf-8", "replace").strip()
                 else:
                     raise _no_caption(name, f"{pathlib.PurePath(key).name}.{extension}")
-                yield Picture(name, archive.extractfile(by_ending[ending]).read(), caption)
+                yield Image(name, archive.extractfile(by_ending[ending]).read(), caption)
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError("data.path", f"{file} is no intact tar ({error})", "repair or remove the file") from error
 
@@ -237,7 +263,7 @@ def _sample_key(name: str) -> str:
     return f"{folder}{slash}{base.partition('.')[0]}"
 
 
-def _of_parquet(file: pathlib.Path, image_column: str, caption_column: str) -> Iterator[Picture]:
+def _of_parquet(file: pathlib.Path, image_column: str, caption_column: str) -> Iterator[Image]:
     import pyarrow
     import pyarrow.parquet
 
@@ -258,7 +284,7 @@ def _of_parquet(file: pathlib.Path, image_column: str, caption_column: str) -> I
                         if not isinstance(value, kind):
                             problem = f"{file}: row {number} has no {flag} ({type(value).__name__})"
                             raise ConfigError(f"data.{flag}_column", problem, "name another column, or remove the row")
-                    yield Picture(f"{file}: row {number}", content, caption)
+                    yield Image(f"{file}: row {number}", content, caption)
                     number += 1
     except pyarrow.ArrowInvalid as error:
         raise ConfigError("data.path", f"{file} is no intact Parquet file ({error})", "repair or remove it") from error

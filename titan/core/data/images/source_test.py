@@ -1,4 +1,4 @@
-"""The sources of pictures: which samples each kind of file gives, their fingerprint, and messages about bad input."""
+"""The sources of images: which samples each kind of file gives, their fingerprint, and messages about bad input."""
 
 import dataclasses
 import io
@@ -18,16 +18,16 @@ from titan.core.data import file_stamp
 from titan.core.data.images.config import ImageDataConfig
 from titan.core.data.images.fit import decode
 from titan.core.data.images.images_for_test import png
-from titan.core.data.images.source import Picture, PictureSource
+from titan.core.data.images.source import Image, ImageSource
 
 
 def _pairs(config):
-    return [(picture.content, picture.caption) for picture in PictureSource(config).pictures()]
+    return [(image.content, image.caption) for image in ImageSource(config).images()]
 
 
-def _message(config, call=lambda source: list(source.pictures())):
+def _message(config, call=lambda source: list(source.images())):
     with pytest.raises(ConfigError) as error:
-        call(PictureSource(config))
+        call(ImageSource(config))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -46,7 +46,7 @@ def test_a_folder_a_webdataset_tar_and_a_parquet_file_give_the_same_samples(data
         folder = tmp_path / f"folder of {name}"
         folder.mkdir()
         shutil.copy(tmp_path / name, folder)
-        assert _pairs(dataclasses.replace(data, path=str(folder), max_pictures=2)) == expected[:2]
+        assert _pairs(dataclasses.replace(data, path=str(folder), max_images=2)) == expected[:2]
 
 
 def test_capitals_in_endings_are_the_same(data, tmp_path):
@@ -65,15 +65,15 @@ def _tar(path, members, mode="w"):
     return ImageDataConfig(path=str(path), cache_folder=str(path.parent / "cache"))
 
 
-def test_of_a_sample_in_a_tar_the_picture_alone_is_taken(tmp_path):
+def test_of_a_sample_in_a_tar_the_image_alone_is_taken(tmp_path):
     members = {
         "./0.mask.png": png(8, 8, 1),
-        "./0.JPG": b"the picture",
+        "./0.JPG": b"the image",
         "./0.txt": b"a",
         "./._0.jpg": b"of a file manager",
         "./.hidden/1.png": b"hidden",
     }
-    assert _pairs(_tar(tmp_path / "x.tar", members)) == [(b"the picture", "a")]
+    assert _pairs(_tar(tmp_path / "x.tar", members)) == [(b"the image", "a")]
     two = _tar(tmp_path / "y.tar", {"0.jpg": b"a", "0.png": b"b", "0.txt": b"c"})
     assert _message(two) == (
         f"--data.path: {tmp_path}/y.tar:0.jpg is in one sample with 0.png; leave one of them out, or give them "
@@ -96,23 +96,23 @@ def test_names_are_captions_where_none_are_asked_for(data, tmp_path):
     assert _pairs(dataclasses.replace(data, caption_extension=""))[0][1] == "a red house"
 
 
-def test_the_pictures_that_come_with_packages_are_found_and_intact(tmp_path):
-    pictures = list(PictureSource(ImageDataConfig(cache_folder=str(tmp_path))).pictures())
-    assert {"astronaut", "china", "coffee", "flower"} <= {picture.caption for picture in pictures}
-    assert all(decode(picture).mode == "RGB" for picture in pictures)
+def test_the_images_that_come_with_packages_are_found_and_intact(tmp_path):
+    images = list(ImageSource(ImageDataConfig(cache_folder=str(tmp_path))).images())
+    assert {"astronaut", "china", "coffee", "flower"} <= {image.caption for image in images}
+    assert all(decode(image).mode == "RGB" for image in images)
 
 
-def test_fingerprint_follows_pictures_and_captions_and_not_their_place(data, tmp_path, monkeypatch):
+def test_fingerprint_follows_images_and_captions_and_not_their_place(data, tmp_path, monkeypatch):
     monkeypatch.setattr(file_stamp, "_CLOCK_TICK_NANOSECONDS", 0)
-    first = PictureSource(data).fingerprint
+    first = ImageSource(data).fingerprint
     shutil.copytree(tmp_path / "files", tmp_path / "elsewhere")
-    assert PictureSource(dataclasses.replace(data, path=str(tmp_path / "elsewhere"))).fingerprint == first
-    assert PictureSource(dataclasses.replace(data, max_pictures=5)).fingerprint != first
-    monkeypatch.setattr(PictureSource, "pictures", lambda self: pytest.fail("read again"))
-    assert PictureSource(data).fingerprint == first
+    assert ImageSource(dataclasses.replace(data, path=str(tmp_path / "elsewhere"))).fingerprint == first
+    assert ImageSource(dataclasses.replace(data, max_images=5)).fingerprint != first
+    monkeypatch.setattr(ImageSource, "images", lambda self: pytest.fail("read again"))
+    assert ImageSource(data).fingerprint == first
     monkeypatch.undo()
     (tmp_path / "files/p3.txt").write_text("another caption")
-    assert PictureSource(data).fingerprint != first
+    assert ImageSource(data).fingerprint != first
 
 
 def test_bad_input_is_one_line(data, tmp_path):
@@ -120,14 +120,12 @@ def test_bad_input_is_one_line(data, tmp_path):
     (files / "p2.txt").unlink()
     assert _message(data) == (
         f"--data.caption_extension: {files}/p2.png has no caption: there is no p2.txt beside it; add it, or give "
-        "another extension, or an empty one to caption pictures by their names"
+        "another extension, or an empty one to caption images by their names"
     )
     broken = dataclasses.replace(data, caption_extension="")
     (files / "p2.png").write_bytes(png(8, 8, 0)[:40])
-    message = _message(broken, lambda source: [decode(picture) for picture in source.pictures()])
-    assert message == (
-        f"--data.path: {files}/p2.png is no intact picture (its format is not known); repair or remove it"
-    )
+    message = _message(broken, lambda source: [decode(image) for image in source.images()])
+    assert message == (f"--data.path: {files}/p2.png is no intact image (its format is not known); repair or remove it")
 
     tar = tmp_path / "x.tar"
     with webdataset.TarWriter(str(tar)) as writer:
@@ -169,24 +167,24 @@ def test_flags_of_another_kind_of_files_are_refused(data, tmp_path):
     )
 
 
-def test_a_picture_of_16_bits_or_with_transparency_becomes_rgb():
+def test_a_image_of_16_bits_or_with_transparency_becomes_rgb():
     grey, clear = io.BytesIO(), io.BytesIO()
     PIL.Image.fromarray(np.full((2, 2), 40000, np.uint16)).save(grey, "PNG")
     PIL.Image.new("RGBA", (2, 2), (0, 0, 0, 0)).save(clear, "PNG")
-    assert np.asarray(decode(Picture("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 40000 >> 8).tolist()
-    assert np.asarray(decode(Picture("clear", clear.getvalue(), ""))).min() == 255
+    assert np.asarray(decode(Image("grey", grey.getvalue(), ""))).tolist() == np.full((2, 2, 3), 40000 >> 8).tolist()
+    assert np.asarray(decode(Image("clear", clear.getvalue(), ""))).min() == 255
 
 
 @pytest.mark.parametrize(("dtype", "value"), [(np.float32, 0.5), (np.int32, 2**30), (np.int32, -1)])
-def test_a_picture_whose_range_is_not_known_is_refused(dtype, value):
+def test_a_image_whose_range_is_not_known_is_refused(dtype, value):
     content = io.BytesIO()
     PIL.Image.fromarray(np.full((2, 2), value, dtype)).save(content, "TIFF")
-    with pytest.raises(ConfigError, match=r"x is no intact picture \(its pixels .* is not known\)"):
-        decode(Picture("x", content.getvalue(), ""))
+    with pytest.raises(ConfigError, match=r"x is no intact image \(its pixels .* is not known\)"):
+        decode(Image("x", content.getvalue(), ""))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_picture_is_turned_as_its_orientation_says(orientation):
+def test_a_image_is_turned_as_its_orientation_says(orientation):
     # EXIF 2.3, 4.6.4: where the stored row 0 and column 0 are seen.
     upright = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40
     stored = {
@@ -203,4 +201,4 @@ def test_a_picture_is_turned_as_its_orientation_says(orientation):
     exif[0x0112] = orientation
     content = io.BytesIO()
     PIL.Image.fromarray(np.ascontiguousarray(stored)).save(content, "PNG", exif=exif)
-    assert np.array_equal(np.asarray(decode(Picture("x", content.getvalue(), "")))[..., 0], upright)
+    assert np.array_equal(np.asarray(decode(Image("x", content.getvalue(), "")))[..., 0], upright)

@@ -163,7 +163,7 @@ def convolve(
     output_padding: Sequence[int],
     groups: int,
 ) -> jax.Array:
-    """torch's convolution without bias (layouts as in `aten.convolution`), accumulated in float32 for narrow floats."""
+    """Torch's convolution without bias (layouts as in `aten.convolution`), accumulated in float32 for narrow floats."""
     num_spatial = x.ndim - 2
     stride, padding, dilation, output_padding = (
         _padded_spatial(values, num_spatial) for values in (stride, padding, dilation, output_padding)

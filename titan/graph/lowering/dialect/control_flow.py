@@ -19,7 +19,9 @@ def _scan(
     *,
     reverse: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Args:
+    """A loop over stacked entries as `jax.lax.scan`.
+
+    Args:
     body: the loop's body, lowered.
     reverse: from the last entry of the stacks to the first; results are stacked where the entries were.
     """

@@ -3,8 +3,8 @@
 from typing import Any
 
 import jax
-import torch._functorch._activation_offloading.offload_ops  # noqa: F401  registers the ops
 
+import titan.graph._compat  # noqa: F401  (registers torch.ops.ao)
 from titan.graph.lowering.table import LoweringContext, lowering
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class AutoencoderConfig:
     """Hyperparameters of an autoencoder; the defaults are those of the debug size."""
 
-    channels: int = option(32, "Channels of the convolutions at the picture's own resolution.", minimum=1)
+    channels: int = option(32, "Channels of the convolutions at the image's own resolution.", minimum=1)
     multipliers: tuple[int, ...] = option(
         (1, 2), "Channels at each resolution, in multiples of `channels`; each resolution after the first is halved."
     )
@@ -26,7 +26,7 @@ class AutoencoderConfig:
 
     @property
     def downscale(self) -> int:
-        """Pixels of a picture, along each side, for one of its latents."""
+        """Pixels of an image, along each side, for one of its latents."""
         return 2 ** (len(self.multipliers) - 1)
 
     def validate(self) -> None:

@@ -86,7 +86,7 @@ def config_from_hf(folder: str) -> AutoencoderConfig:
         channels = content["block_out_channels"]
         if any(width % channels[0] for width in channels):
             raise HfCheckpointError(
-                f"{path}: block_out_channels {channels} are no multiples of the first; give a FLUX.1 autoencoder"
+                f"{path}: block_out_channels {channels} are no multiples of the first", "give a FLUX.1 autoencoder"
             )
         own = {field: content[key] for field, key in _KEYS.items()}
     except KeyError as error:

@@ -26,7 +26,7 @@ def _random(parameters):
     }
 
 
-def test_latents_pictures_and_gradients_are_those_of_diffusers(tmp_path):
+def test_latents_images_and_gradients_are_those_of_diffusers(tmp_path):
     theirs = _theirs(CONFIG)
     theirs.load_state_dict(_random(theirs.named_parameters()))
     theirs.save_pretrained(tmp_path)
@@ -35,25 +35,25 @@ def test_latents_pictures_and_gradients_are_those_of_diffusers(tmp_path):
     weights = hf.load_hf(str(tmp_path), CONFIG)
     ours.load_state_dict({name: weight.requires_grad_() for name, weight in weights.items()}, assign=True)
 
-    pictures = torch.rand(2, 3, 24, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    images = torch.rand(2, 3, 24, 16, generator=torch.Generator().manual_seed(1)) * 2 - 1
     noise = torch.randn(2, 6, 6, 4, generator=torch.Generator().manual_seed(2))
-    posterior = theirs.encode(pictures).latent_dist
-    mean, log_variance = ours.moments(pictures)
+    posterior = theirs.encode(images).latent_dist
+    mean, log_variance = ours.moments(images)
     torch.testing.assert_close(mean, posterior.mean, atol=ABSOLUTE, rtol=0)
     torch.testing.assert_close(log_variance, posterior.logvar, atol=ABSOLUTE, rtol=0)
     # As Diffusers' FLUX pipelines do it: the shift first, and the scale after it.
     expected = (posterior.mean + posterior.std * noise - 0.1159) * 0.3611
-    latents = ours.encode(pictures, noise)
+    latents = ours.encode(images, noise)
     torch.testing.assert_close(latents, expected, atol=ABSOLUTE, rtol=0)
-    torch.testing.assert_close(ours.encode(pictures), (posterior.mean - 0.1159) * 0.3611, atol=ABSOLUTE, rtol=0)
+    torch.testing.assert_close(ours.encode(images), (posterior.mean - 0.1159) * 0.3611, atol=ABSOLUTE, rtol=0)
 
-    their_pictures = theirs.decode(expected / 0.3611 + 0.1159).sample
-    our_pictures = ours.decode(latents)
-    assert their_pictures.shape == pictures.shape and their_pictures.std() > 0.05
-    torch.testing.assert_close(our_pictures, their_pictures, atol=ABSOLUTE, rtol=0)
+    their_images = theirs.decode(expected / 0.3611 + 0.1159).sample
+    our_images = ours.decode(latents)
+    assert their_images.shape == images.shape and their_images.std() > 0.05
+    torch.testing.assert_close(our_images, their_images, atol=ABSOLUTE, rtol=0)
 
-    their_pictures.square().sum().backward()
-    our_pictures.square().sum().backward()
+    their_images.square().sum().backward()
+    our_images.square().sum().backward()
     reference = {name: parameter.grad for name, parameter in theirs.named_parameters()}
     largest = max(grad.norm() for grad in reference.values())
     for fqn, parameter in ours.named_parameters():
@@ -85,10 +85,8 @@ def test_the_published_size_has_the_parameters_of_diffusers():
     assert sum(shape.numel() for shape in ours.values()) == 83_819_683
 
 
-def test_pictures_without_whole_latents_are_refused():
-    with pytest.raises(
-        ValueError, match="pictures of 24x18 pixels have no whole number of latents; give multiples of 4"
-    ):
+def test_images_without_whole_latents_are_refused():
+    with pytest.raises(ValueError, match="images of 24x18 pixels have no whole number of latents; give multiples of 4"):
         CONFIG.build().encode(torch.empty(1, 3, 24, 18, device="meta"))
 
 

@@ -1,10 +1,12 @@
-"""The autoencoder of FLUX.1, between pictures and the latents in which the transformer works.
+"""The autoencoder of FLUX.1, between images and the latents in which the transformer works.
 
 That of latent diffusion (Rombach et al., 2022, arXiv:2112.10752) with 16 latent channels and without convolutions
 between encoder, latents and decoder; the same as Diffusers' `AutoencoderKL`.
 
-Shapes: B batch, H height and W width of pictures, c latent channels, h = H / downscale, w = W / downscale.
+Shapes: B batch, H height and W width of images, c latent channels, h = H / downscale, w = W / downscale.
 """
+
+import itertools
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,7 +25,7 @@ class Down(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, config: AutoencoderConfig, *, halves: bool):
         super().__init__()
         channels = [in_channels] + [out_channels] * config.num_res_blocks
-        self.blocks = nn.ModuleList(ResidualBlock(a, b, config.num_groups) for a, b in zip(channels, channels[1:]))
+        self.blocks = nn.ModuleList(ResidualBlock(a, b, config.num_groups) for a, b in itertools.pairwise(channels))
         self.downsample = Conv2d(out_channels, out_channels, stride=2) if halves else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -40,7 +42,7 @@ class Up(nn.Module):
     def __init__(self, in_channels: int, out_channels: int, config: AutoencoderConfig, *, doubles: bool):
         super().__init__()
         channels = [in_channels] + [out_channels] * (config.num_res_blocks + 1)
-        self.blocks = nn.ModuleList(ResidualBlock(a, b, config.num_groups) for a, b in zip(channels, channels[1:]))
+        self.blocks = nn.ModuleList(ResidualBlock(a, b, config.num_groups) for a, b in itertools.pairwise(channels))
         self.upsample = Conv2d(out_channels, out_channels) if doubles else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -51,7 +53,7 @@ class Up(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Pictures to means and logarithms of variances of latents."""
+    """Images to means and logarithms of variances of latents."""
 
     def __init__(self, config: AutoencoderConfig):
         super().__init__()
@@ -63,16 +65,16 @@ class Encoder(nn.Module):
         self.norm_out = GroupNorm(widths[-1], config.num_groups)
         self.conv_out = Conv2d(widths[-1], 2 * config.latent_channels)
 
-    def forward(self, pictures: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Maps [B, 3, H, W] to [B, 2 c, h, w]."""
-        x = self.conv_in(pictures)
+        x = self.conv_in(images)
         for down in self.down:
             x = down(x)
         return self.conv_out(F.silu(self.norm_out(self.mid(x))))
 
 
 class Decoder(nn.Module):
-    """Latents to pictures."""
+    """Latents to images."""
 
     def __init__(self, config: AutoencoderConfig):
         super().__init__()
@@ -101,31 +103,31 @@ class Autoencoder(nn.Module):
         self.encoder = Encoder(config)
         self.decoder = Decoder(config)
 
-    def encode(self, pictures: Tensor, noise: Tensor | None = None) -> Tensor:
-        """Latents [B, c, h, w] of pictures, shifted and scaled.
+    def encode(self, images: Tensor, noise: Tensor | None = None) -> Tensor:
+        """Latents [B, c, h, w] of images, shifted and scaled.
 
         Args:
-          pictures: [B, 3, H, W] from -1 to 1; height and width are multiples of `config.downscale`.
+          images: [B, 3, H, W] from -1 to 1; height and width are multiples of `config.downscale`.
           noise: standard normal [B, c, h, w], for a draw from the encoder's distribution. None: its mean.
 
         Raises:
-          ValueError: the pictures' height or width is no such multiple.
+          ValueError: the images' height or width is no such multiple.
         """
-        height, width = pictures.shape[-2:]
+        height, width = images.shape[-2:]
         if height % self.config.downscale or width % self.config.downscale:
             raise ValueError(
-                f"pictures of {height}x{width} pixels have no whole number of latents; "
+                f"images of {height}x{width} pixels have no whole number of latents; "
                 f"give multiples of {self.config.downscale}"
             )
-        mean, log_variance = self.moments(pictures)
+        mean, log_variance = self.moments(images)
         latents = mean if noise is None else mean + torch.exp(0.5 * log_variance) * noise
         return (latents - self.config.shift) * self.config.scale
 
-    def moments(self, pictures: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and logarithm of the variance of the latents before shift and scale, each [B, c, h, w]."""
-        mean, log_variance = self.encoder(pictures).chunk(2, dim=1)
+        mean, log_variance = self.encoder(images).chunk(2, dim=1)
         return mean, log_variance.clamp(*_LOG_VARIANCE_RANGE)
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures [B, 3, H, W], of about -1 to 1, out of shifted and scaled latents [B, c, h, w]."""
+        """Images [B, 3, H, W], of about -1 to 1, out of shifted and scaled latents [B, c, h, w]."""
         return self.decoder(latents / self.config.scale + self.config.shift)

@@ -1,39 +1,40 @@
-"""Rows of packed pictures: what lies where, and what is drawn."""
+"""Rows of packed images: what lies where, and what is drawn."""
 
 import numpy as np
 import pytest
 
-from titan.core.data.images.image_store import open_picture_store
-from titan.core.data.images.images_for_test import TellingEncoders, shapes
-from titan.core.data.images.packed_images import PackedPictures
-from titan.core.data.images.source import PictureSource
+from titan.core.data.images.image_store import open_image_store
+from titan.core.data.images.images_for_test import TellingEncoders, shapes, six_images
+from titan.core.data.images.source import ImageSource
+from titan.models.flux.rows import PackedImages
 
 
 @pytest.fixture
-def store(data):
-    return open_picture_store(PictureSource(data), data, TellingEncoders())
+def store(tmp_path):
+    data = six_images(tmp_path)
+    return open_image_store(ImageSource(data), data, TellingEncoders())
 
 
 def packed(store, *, dropout=0.0, seed=1, **sizes):
     numbers = np.arange(len(store))
-    return PackedPictures(store, numbers, shapes(**sizes), seed=seed, caption_dropout=dropout, guidance=3.5)
+    return PackedImages(store, numbers, shapes(**sizes), seed=seed, caption_dropout=dropout, guidance=3.5)
 
 
-def test_every_picture_is_in_one_row_with_its_caption_and_positions(store):
-    pictures = packed(store)
+def test_every_image_is_in_one_row_with_its_caption_and_positions(store):
+    images = packed(store)
     seen = []
-    for number in range(len(pictures)):
-        row = pictures.row(number, 0)
+    for number in range(len(images)):
+        row = images.row(number, 0)
         ids, text_ids = row["image_segment_ids"], row["text_segment_ids"]
         assert set(ids) - {0} == set(text_ids) - {0} == set(range(1, ids.max() + 1))
         for segment in range(1, ids.max() + 1):
             tokens = row["text"][text_ids == segment]
             caption = bytes(tokens[:, 0].astype(np.uint8)).rstrip(b"\0").decode()
-            picture = int(caption.removeprefix("caption "))
-            seen.append(picture)
+            image = int(caption.removeprefix("caption "))
+            seen.append(image)
             here = ids == segment
-            np.testing.assert_allclose(row["latents"][here], 40 * picture / 255, rtol=2**-11)
-            rows, columns = store.grids[picture]
+            np.testing.assert_allclose(row["latents"][here], 40 * image / 255, rtol=2**-11)
+            rows, columns = store.grids[image]
             expected = [[0, r, c] for r in range(rows) for c in range(columns)]
             assert row["image_positions"][here].tolist() == expected
             assert len(set(row["timestep"][here])) == 1
@@ -43,11 +44,11 @@ def test_every_picture_is_in_one_row_with_its_caption_and_positions(store):
         assert not row["text"][text_ids == 0].any()
         assert row["guidance"].tolist() == [3.5, 3.5]
     assert sorted(seen) == list(range(6))
-    assert len(pictures) < 6
+    assert len(images) < 6
 
 
-def test_one_picture_a_row(store):
-    assert len(packed(store, num_pictures=1)) == 6
+def test_one_image_a_row(store):
+    assert len(packed(store, num_images=1)) == 6
 
 
 def test_noise_and_times_are_drawn_anew_at_each_position_and_alike_at_the_same(store):
@@ -67,9 +68,9 @@ def test_noise_and_times_are_drawn_anew_at_each_position_and_alike_at_the_same(s
 
 
 def test_the_share_of_dropped_captions_is_that_asked_for(store):
-    pictures = packed(store, dropout=0.25)
-    dropped = [pictures.row(0, position)["pooled"][0, 0] == 0 for position in range(400)]
+    images = packed(store, dropout=0.25)
+    dropped = [images.row(0, position)["pooled"][0, 0] == 0 for position in range(400)]
     assert abs(np.mean(dropped) - 0.25) < 5 * (0.25 * 0.75 / 400) ** 0.5
-    row = pictures.row(0, dropped.index(True))
+    row = images.row(0, dropped.index(True))
     assert row["text"][row["text_segment_ids"] == 1].tolist() == [[0, 0, 0]]
     assert row["image_segment_ids"].any()

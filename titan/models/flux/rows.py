@@ -1,38 +1,37 @@
-"""Pictures packed into rows of one length: what a diffusion transformer takes in, with noise, times and segment ids."""
+"""Images packed into rows of one length: what FLUX.1 takes in, with noise, times and segment ids. No torch."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-
-from titan.core.data.images.image_store import PictureStore
 
 Arrays = dict[str, np.ndarray]
 _DTYPES = {"image_positions": np.int32, "image_segment_ids": np.int32, "text_segment_ids": np.int32}
 
 
-class PackedPictures:
-    """The rows of an ordered choice of pictures.
+class PackedImages:
+    """The rows of an ordered choice of images.
 
-    A row has as many pictures, in their order, as there is room for; picture p of it has the segment id p + 1. A row is
+    A row has as many images, in their order, as there is room for; image p of it has the segment id p + 1. A row is
     a function of its number and of its position in the data, from which noise and times are drawn. Its arrays:
 
-    - latents [I, C]: patches of the pictures' latents, one picture after another; 0 as padding.
+    - latents [I, C]: patches of the images' latents, one image after another; 0 as padding.
     - noise [I, C]: standard normal.
-    - timestep [I]: of each token's picture, uniform in [0, 1); 0 at padding.
-    - image_positions [I, 3]: 0, row and column of the patch in its picture.
-    - image_segment_ids [I]: picture of each token; 0 at padding.
+    - timestep [I]: of each token's image, uniform in [0, 1); 0 at padding.
+    - image_positions [I, 3]: 0, row and column of the patch in its image.
+    - image_segment_ids [I]: image of each token; 0 at padding.
     - text [X, S]: embeddings of the captions' tokens, one caption after another, or of the empty caption's.
-    - text_segment_ids [X]: picture of each text token; 0 at padding.
-    - pooled [P, K]: embedding of each picture's whole caption.
+    - text_segment_ids [X]: image of each text token; 0 at padding.
+    - pooled [P, K]: embedding of each image's whole caption.
     - guidance [P], where the model has such an input.
 
     Attributes:
-      numbers: of the chosen pictures, in order; [num_pictures].
+      numbers: of the chosen images, in order; [num_images].
     """
 
     def __init__(
         self,
-        store: PictureStore,
+        store: Any,
         numbers: np.ndarray,
         shapes: Mapping[str, tuple[int, ...]],
         *,
@@ -40,12 +39,15 @@ class PackedPictures:
         caption_dropout: float,
         guidance: float,
     ):
-        """Args:
-        store: encoded pictures; each must fit into a row, and its caption into the P-th part of X.
+        """Initializes the instance.
+
+        Args:
+        store: encoded images, a `titan.core.data.images.image_store.ImageStore`; each must fit into a row, and its
+          caption into the P-th part of X.
         numbers: the chosen ones, in order.
         shapes: shape of each array of a row, by name.
         seed: of noise, times and dropout.
-        caption_dropout: share of pictures that get the empty caption.
+        caption_dropout: share of images that get the empty caption.
         guidance: the value of `guidance`.
         """
         self._store = store
@@ -68,14 +70,14 @@ class PackedPictures:
         if "guidance" in row:
             row["guidance"][:] = self._guidance
         image_begin, text_begin = 0, 0
-        for p, picture_number in enumerate(self._rows[number]):
-            picture = self._store[picture_number]
+        for p, image_number in enumerate(self._rows[number]):
+            image = self._store[image_number]
             time, is_dropped = draw.random_sample(), draw.random_sample() < self._caption_dropout
-            caption = self._store.empty_caption if is_dropped else picture.caption
-            tokens = slice(image_begin, image_begin + len(picture.latents))
-            row["latents"][tokens] = picture.latents
+            caption = self._store.empty_caption if is_dropped else image.caption
+            tokens = slice(image_begin, image_begin + len(image.latents))
+            row["latents"][tokens] = image.latents
             row["timestep"][tokens] = time
-            row["image_positions"][tokens] = patch_positions(picture.rows, picture.columns)
+            row["image_positions"][tokens] = patch_positions(image.rows, image.columns)
             row["image_segment_ids"][tokens] = p + 1
             text = slice(text_begin, text_begin + len(caption.tokens))
             row["text"][text] = caption.tokens
@@ -92,13 +94,28 @@ class PackedPictures:
 
 
 def patch_positions(rows: int, columns: int) -> np.ndarray:
-    """int32 [rows * columns, 3]: 0, row and column of each patch of a picture."""
+    """int32 [rows * columns, 3]: 0, row and column of each patch of an image."""
     grid = np.stack(np.meshgrid(0, np.arange(rows), np.arange(columns), indexing="ij"), -1)
     return grid.reshape(-1, 3).astype(np.int32)
 
 
+def fill_prediction(
+    rows: Mapping[str, np.ndarray], row: int, caption: Any, grid: Sequence[int], guidance: float
+) -> None:
+    """See `titan.models.family.ImageModel.fill_prediction`."""
+    num_rows, num_columns = map(int, grid)
+    length, text_length = num_rows * num_columns, len(caption.tokens)
+    if "guidance" in rows:
+        rows["guidance"][row] = guidance
+    rows["image_positions"][row, :length] = patch_positions(num_rows, num_columns)
+    rows["image_segment_ids"][row, :length] = 1
+    rows["text"][row, :text_length] = caption.tokens
+    rows["text_segment_ids"][row, :text_length] = 1
+    rows["pooled"][row, 0] = caption.pooled
+
+
 def _packed(numbers: np.ndarray, lengths: np.ndarray, row_length: int, most: int) -> list[list[int]]:
-    """Pictures of each row: a picture goes into the last row if there is room, else into a new one."""
+    """Images of each row: an image goes into the last row if there is room, else into a new one."""
     rows: list[list[int]] = []
     filled = row_length
     for number in map(int, numbers):
