@@ -24,7 +24,7 @@ class MissingLibtpuError(RuntimeError):
     """
 
     problem = "compiling for a TPU needs the libtpu package"
-    cure = "pip install libtpu"
+    cure = "pip install libtpu==0.0.42.1, or 0.0.52 with jax 0.12"
 
     def __init__(self):
         super().__init__(f"{self.problem}: {self.cure}")
