@@ -186,7 +186,7 @@ class Checkpointer:
 
         Raises:
           CheckpointError: there are checkpoints, none of them is intact; or `step` is missing or damaged.
-          ValueError: the checkpoint is of another model: names the array that differs.
+          CheckpointMismatchError: the checkpoint is of another model: names the array that differs.
         """
         self.wait()
         candidates = self.steps()[::-1] if step is None else [step]
@@ -218,7 +218,7 @@ class Checkpointer:
         self._manager.close()
 
     def _read(self, step: int, path: str, abstract_arrays: Any) -> tuple[Any, dict[str, Any]]:
-        """One checkpoint's arrays and host values. Raises _DamagedError, or ValueError for arrays of another model."""
+        """One checkpoint's arrays and host values. Raises _DamagedError or CheckpointMismatchError."""
         args = self._ocp.args
         with _damage_on_all_processes(), _drained_event_loops():
             saved = self._manager.restore(step, args=args.Composite(host=args.JsonRestore())).host
@@ -376,7 +376,7 @@ def _describe(arrays: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_same_model(path: str, saved: dict[str, dict[str, Any]], abstract_arrays: Any) -> None:
-    """Raises ValueError unless names, shapes and dtypes are the saved ones."""
+    """Raises CheckpointMismatchError unless names, shapes and dtypes are the saved ones."""
     asked = {
         name: {"shape": list(leaf.shape), "dtype": str(leaf.dtype)} for name, leaf in _leaves(abstract_arrays).items()
     }

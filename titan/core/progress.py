@@ -39,8 +39,9 @@ class Work:
     @property
     def line(self) -> str:
         """The work, how much of it is done, and for how long it has been going on."""
-        part = f" {self.done}" + (f" of {self.total}" if self.total is not None else "") if self.done else ""
-        return f"{self.name}{part}: {duration(time.monotonic() - self.started_at)}"
+        part = f": {self.done}" if self.done or self.total is not None else ""
+        whole = f" of {self.total}" if self.total is not None else ""
+        return f"{self.name}{part}{whole}, {duration(time.monotonic() - self.started_at)}"
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ def test_long_work_has_a_line_each_interval_and_one_at_its_end(monkeypatch):
             time.sleep(0.01)
         work.advance(5)
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "reading files 3 of 8: 0 s so far"
-    assert lines[-1] == "reading files 8 of 8: 0 s, done"
+    assert lines[0] == "reading files: 3 of 8, 0 s so far"
+    assert lines[-1] == "reading files: 8 of 8, 0 s, done"
 
 
 def test_an_error_ends_it_and_passes_through(monkeypatch):
@@ -81,6 +81,6 @@ def test_a_terminal_shows_the_work_while_it_goes_on_and_nothing_after_it():
             time.sleep(0.7)
         stream.flush()
         shown = os.read(master, 65536).decode()
-    assert re.search(r"compiling train_step: \d s", shown)
+    assert re.search(r"compiling train_step, \d s", shown)
     assert shown.endswith("\x1b[2K") or "\x1b[?25h" in shown  # the line is erased, the cursor back
     os.close(master)

@@ -8,7 +8,7 @@ A plugin (see `titan.core.plugins`) calls `register` in the same way.
 
 import difflib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Generic, TypeVar, cast
 
 Entry = TypeVar("Entry")
@@ -55,15 +55,6 @@ class Registry(Generic[Entry]):
         if name in self._entries and self._entries[name] != entry:
             raise RegistryError(f"there are two {self.kind} entries {name!r}: {self._entries[name]!r} and {entry!r}")
         self._entries[name] = entry
-
-    def registered(self, name: str) -> Callable[[Entry], Entry]:
-        """Returns a decorator that enters what it decorates under `name`."""
-
-        def enter(entry: Entry) -> Entry:
-            self.register(name, entry)
-            return entry
-
-        return enter
 
     def __getitem__(self, name: str) -> Entry:
         """Returns the entry of that name, importing it if need be.

@@ -12,6 +12,7 @@ from absl import logging
 from titan.core.config.validate import ConfigError
 from titan.core.data.config import TokenizerConfig
 from titan.core.files import write_atomically
+from titan.core.progress import progress
 
 if TYPE_CHECKING:
     import tokenizers
@@ -96,7 +97,8 @@ def load_tokenizer(
     except ValueError as error:
         logging.warning("%s is damaged (%s); training the tokenizer again.", path, error)
     logging.info("Training a tokenizer of %d ids, kept in %s.", config.vocab_size, path)
-    write_atomically(path, _train_bpe(config.vocab_size, documents()).to_str().encode())
+    with progress("training the tokenizer"):
+        write_atomically(path, _train_bpe(config.vocab_size, documents()).to_str().encode())
     return Tokenizer(path, (END_OF_TEXT,))
 
 

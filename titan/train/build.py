@@ -123,6 +123,8 @@ def compile_step(
         graph = capture_step(step, batch, mesh, seconds)
         with _timed(seconds, "passes"):
             graph = run_step_passes(graph, step.name, config, runtime.executor)
+    if config.tpu_config.use_graph_split:
+        return runtime.compile(graph, seconds)  # which counts the pieces
     with progress(f"compiling {step.name}"):
         return runtime.compile(graph, seconds)
 

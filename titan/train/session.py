@@ -95,8 +95,7 @@ def open_session(config: Config, stack: contextlib.ExitStack) -> Session:
     with on_all_processes(runtime):
         run = build(config, runtime)
         share, num_shares = data_share(run.mesh, runtime.device_processes, runtime.process_index)
-        with progress("opening the data"):
-            data = open_data(run.config, process_index=share, process_count=num_shares)
+        data = open_data(run.config, process_index=share, process_count=num_shares)
         _say(runtime, f"{run.config.name}: {run.mesh} on {runtime.device_kind}; files in {folder}")
         if reports:
             stack.enter_context(folder_lock(folder))

@@ -17,6 +17,7 @@ _EDGES = {
     "graph": (
         "titan.core.config",
         "titan.core.hardware",
+        "titan.core.progress",
         "titan.core.registry",
         "titan.parallel.axis_index",
         "titan.parallel.layout",

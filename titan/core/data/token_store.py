@@ -12,6 +12,7 @@ from absl import logging
 
 from titan.core.config.validate import ConfigError
 from titan.core.data.corpus import Corpus, corpus_fingerprint, document_hash
+from titan.core.progress import progress
 from titan.core.tokenizer import Tokenizer
 
 # Enough documents at once to keep every core busy, few enough that their encodings stay small in memory.
@@ -73,12 +74,13 @@ def _write(corpus: Corpus, tokenizer: Tokenizer, folder: pathlib.Path) -> None:
     dtype = "<u2" if tokenizer.vocab_size <= 2**16 else "<u4"
     offsets = array.array("q", [0])
     hashes = array.array("Q")
-    with (folder / "tokens.bin").open("wb") as file:
+    with (folder / "tokens.bin").open("wb") as file, progress("tokenising documents") as work:
         for batch in _batches(corpus.documents()):
             for document, ids in zip(batch, tokenizer.encode_batch(batch), strict=True):
                 file.write(np.append(ids, tokenizer.eos_id).astype(dtype).tobytes())
                 offsets.append(offsets[-1] + len(ids) + 1)
                 hashes.append(document_hash(document))
+            work.advance(len(batch))
     if corpus_fingerprint(hashes) != corpus.fingerprint:
         raise ConfigError("data.path", f"{corpus.description} changed while it was read", "start again")
     np.save(folder / "offsets.npy", np.array(offsets, dtype=np.int64))

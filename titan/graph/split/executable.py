@@ -17,6 +17,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from titan.core.progress import progress
 from titan.graph.executors.xla import Arrays, jax_mesh, place_batch
 from titan.graph.ir.step_graph import StepGraph
 from titan.graph.split.pieces import Loop, SplitStep, Straight, split_step
@@ -179,13 +180,17 @@ def compile_split(
         distinct.setdefault(signature, piece)
     start, lower_seconds = time.perf_counter(), 0.0
     started = {}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (
+        progress("compiling pieces", total=len(distinct)) as work,
+        concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         try:
             for signature, piece in sorted(distinct.items(), key=lambda item: -len(item[1].module.graph.nodes)):
                 begin = time.perf_counter()
                 lowered = maker.lower(piece, signature, compiler_options or {})
                 lower_seconds += time.perf_counter() - begin
                 started[signature] = pool.submit(_compile, piece.name, lowered, compile_program)
+                started[signature].add_done_callback(lambda _: work.advance())
             programs = {signature: started[signature].result() for signature in distinct}
         except BaseException:
             pool.shutdown(cancel_futures=True)

@@ -69,11 +69,11 @@ def _check_family(config: Config) -> None:
 def _check_sampling(config: Config) -> None:
     if config.sampling is None:
         return
-    if config.sampling.interval and not config.metrics.tensorboard:
+    if config.sampling.interval and not (config.metrics.tensorboard or config.metrics.sinks):
         raise ConfigError(
             "metrics.tensorboard",
-            f"images drawn with sampling.interval={config.sampling.interval} are written there alone",
-            "leave it on, or give --sampling.interval=0",
+            f"images drawn with sampling.interval={config.sampling.interval} go there or to metrics.sinks alone",
+            "leave it on, name a sink, or give --sampling.interval=0",
         )
     images = config.model.images()
     if images is not None and not images.guidance_embedding:

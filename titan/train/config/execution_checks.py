@@ -9,9 +9,8 @@ from titan.train.config.run import Config
 def check_execution(config: Config) -> None:
     """Raises ConfigError for flags that the chosen executor does not have."""
     tpu_config = config.tpu_config
-    is_xla = tpu_config.use_graph_trainer and tpu_config.executor == "xla"
     if config.distributed.is_asked_for:
-        if not is_xla:
+        if not tpu_config.is_xla:
             raise ConfigError(
                 "distributed",
                 "the torch executor has a process for each of --parallelism.num_devices, or those of torchrun",
@@ -25,13 +24,13 @@ def check_execution(config: Config) -> None:
         ("aot", "save"),
         ("aot", "load"),
     ):
-        if getattr(getattr(config, section), name) and not is_xla:
+        if getattr(getattr(config, section), name) and not tpu_config.is_xla:
             raise ConfigError(
                 f"{section}.{name}",
                 "only the xla executor compiles a whole step",
                 "leave it out, or use that executor",
             )
-    if config.profiler.enable and not is_xla:
+    if config.profiler.enable and not tpu_config.is_xla:
         raise ConfigError(
             "profiler.enable",
             "the profiler is JAX's and would not see what PyTorch runs",
@@ -101,7 +100,7 @@ def check_aot(config: Config) -> None:
     if not config.hardware:
         return
     tpu_slice = config.tpu_slice
-    if not (config.tpu_config.use_graph_trainer and config.tpu_config.executor == "xla"):
+    if not config.tpu_config.is_xla:
         raise ConfigError(
             "aot", "only the xla executor compiles ahead of time, and another is asked for", "leave that out"
         )

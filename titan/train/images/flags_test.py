@@ -27,8 +27,8 @@ from titan.train.testing.runs import PHOTOGRAPH_FLAGS
         ("--fused_linear_cross_entropy.enable",
          "--fused_linear_cross_entropy.enable: Flux has no cross-entropy to be fused; leave it out"),
         ("--nometrics.tensorboard",
-         "--metrics.tensorboard: images drawn with sampling.interval=110 are written there alone; leave it on, or "
-         "give --sampling.interval=0"),
+         "--metrics.tensorboard: images drawn with sampling.interval=110 go there or to metrics.sinks alone; "
+         "leave it on, name a sink, or give --sampling.interval=0"),
         ("--data.guidance=3.5",
          "--data.guidance: 3.5 has no effect unless model.guidance_embedding is true; leave it at 1.0, or see "
          "sampling.classifier_free_guidance"),

@@ -266,7 +266,8 @@ class _Loop:
         remaining = self._run.config.training.steps - steps_done
         if self._logger is None or remaining <= 0:
             return
-        seconds = min(self._step_seconds)
+        # The mean: on CPUs a step that is read early for a validation seems quick, and the next one slow.
+        seconds = statistics.fmean(self._step_seconds)
         line = f"{remaining} steps to go, at {seconds:.3g} s each: about {duration(remaining * seconds)}"
         config = self._run.config
         if config.training.validation_interval or (config.sampling and config.sampling.interval):

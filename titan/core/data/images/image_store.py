@@ -19,11 +19,11 @@ from titan.core.data.images.fit import decode, fitted
 from titan.core.data.images.image_part import EncodedImage, ImagePart, PartEntry, intact_part, write_part
 from titan.core.data.images.source import Image, ImageSource
 from titan.core.files import write_atomically
+from titan.core.progress import progress
 
 # Images in a part: few enough that little is lost when a run is stopped, many enough for few files.
 _PART_IMAGES = 64
 _COMPLETE = "complete.json"
-_SECONDS_BETWEEN_REPORTS = 30
 # What a killed process was writing is removed when it is so old that no process can be writing it still.
 _LEFTOVER_SECONDS = 3600
 
@@ -156,19 +156,17 @@ def _encode(
 ) -> int:
     """Encodes each count-th part that is not there yet, or is damaged; returns the number of all parts."""
     index, count = share
-    num_parts, num_encoded, reported_at = 0, 0, time.monotonic()
-    for part, images in enumerate(_batched(source.images())):
-        num_parts += 1
-        target = _part_folder(folder, part)
-        if part % count != index or intact_part(target) is not None:
-            continue
-        if target.exists():
-            logging.warning("%s is damaged; encoding its images again.", target)
-        write_part(target, _encoded(images, config, encoders))
-        num_encoded += len(images)
-        if time.monotonic() - reported_at > _SECONDS_BETWEEN_REPORTS:
-            logging.info("%d images encoded, up to %s.", num_encoded, images[-1].name)
-            reported_at = time.monotonic()
+    num_parts = 0
+    with progress("encoding images") as work:
+        for part, images in enumerate(_batched(source.images())):
+            num_parts += 1
+            target = _part_folder(folder, part)
+            if part % count != index or intact_part(target) is not None:
+                continue
+            if target.exists():
+                logging.warning("%s is damaged; encoding its images again.", target)
+            write_part(target, _encoded(images, config, encoders))
+            work.advance(len(images))
     return num_parts
 
 

@@ -1,5 +1,6 @@
 """The cache of encoded images: what it gives back, what it goes on from, and when it is made anew."""
 
+import contextlib
 import dataclasses
 import errno
 import os
@@ -15,6 +16,7 @@ from titan.core.data.images import image_store
 from titan.core.data.images.image_store import open_image_store
 from titan.core.data.images.images_for_test import TellingEncoders, png
 from titan.core.data.images.source import ImageSource
+from titan.core.progress import progress
 
 
 def _open(data, encoders, **share):
@@ -162,14 +164,19 @@ def test_processes_that_repair_the_same_part_both_end_well(data):
     assert (encoders.num_images, others.num_images) == (2, 2)
 
 
-def test_progress_is_reported_where_encoding_takes_long(data, monkeypatch):
-    reports = []
-    monkeypatch.setattr(image_store.logging, "info", lambda message, *values: reports.append(message % values))
+def test_progress_counts_the_images(data, monkeypatch):
+    works = []
+
+    @contextlib.contextmanager
+    def recorded(name):
+        with progress(name) as work:
+            works.append(work)
+            yield work
+
+    monkeypatch.setattr(image_store, "progress", recorded)
     _open(data, TellingEncoders())
-    assert len(reports) == 1 and reports[0].startswith("Encoding ")
-    monkeypatch.setattr(image_store, "_SECONDS_BETWEEN_REPORTS", 0)
-    _open(dataclasses.replace(data, resolution=32), TellingEncoders())
-    assert [report.split(" images encoded, up to ")[0] for report in reports[2:]] == ["2", "4", "6"]
+    _open(data, TellingEncoders())  # nothing to encode
+    assert [(work.name, work.done) for work in works] == [("encoding images", 6)]
 
 
 def test_a_process_says_what_is_wrong_with_its_own_share(data, tmp_path):

@@ -103,3 +103,14 @@ def test_captions_are_dropped_in_training_alone(data):
     store = open_image_store(ImageSource(data), data, TellingEncoders())
     dropped = [_loader(data, store, split=split, batch_size=2).images.options for split in ("train", "validation")]
     assert [options["caption_dropout"] for options in dropped] == [0.5, 0.0]
+
+
+def test_a_position_of_the_version_before_is_understood(split):
+    identity = {"model.images_per_row": 2}
+    loader = split(row_identity=identity)
+    next(loader)
+    saved = loader.get_state().replace(b"model.images_per_row", b"model.pictures_per_row")
+    expected = next(loader)
+    resumed = split(row_identity=identity)
+    resumed.set_state(saved)
+    assert _equal(next(resumed), expected)
