@@ -60,7 +60,7 @@ def load_plugins(names: Iterable[str] = ()) -> tuple[str, ...]:
     for name in loaded:
         try:
             importlib.import_module(name.partition(":")[0])
-        except Exception as error:  # whatever a stranger's module raises
+        except Exception as error:  # whatever the module raises
             raise ConfigError(
                 "plugins",
                 f"{name} cannot be imported ({type(error).__name__}: {error})",

@@ -91,6 +91,20 @@ class DecoderFamily(ModelConfig):
 
         return decoder_plan(inner_dim=self.inner_dim, num_kv_heads=self.num_kv_heads, head_dim=self.resolved_head_dim)
 
+    def check_context_parallel(self, sequence_length: int, num_devices: int) -> None:
+        """Raises ConfigError where sequences cannot be split over so many devices.
+
+        A causal model's sequence is two chunks on each device (see `titan.parallel.context_parallel`).
+        """
+        unit = 2 * num_devices
+        if sequence_length % unit:
+            raise ConfigError(
+                "training.sequence_length",
+                f"{sequence_length} tokens cannot be split into two chunks for each of context_parallel={num_devices} "
+                "devices",
+                f"give a multiple of {unit}, e.g. {-(-sequence_length // unit) * unit}",
+            )
+
     def weight_fields(self) -> dict[str, Any]:
         """The hyperparameters that belong to a set of weights, by name; `head_dim` as resolved."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

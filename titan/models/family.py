@@ -109,18 +109,10 @@ class ModelConfig(OpenNode):
         raise NotImplementedError(f"{type(self).__qualname__} has no weight_fields()")
 
     def check_context_parallel(self, sequence_length: int, num_devices: int) -> None:
-        """Raises ConfigError where sequences cannot be split over so many devices.
-
-        A causal model's sequence is two chunks on each device (see `titan.parallel.context_parallel`).
-        """
-        unit = 2 * num_devices
-        if sequence_length % unit:
-            raise ConfigError(
-                "training.sequence_length",
-                f"{sequence_length} tokens cannot be split into two chunks for each of context_parallel={num_devices} "
-                "devices",
-                f"give a multiple of {unit}, e.g. {-(-sequence_length // unit) * unit}",
-            )
+        """Raises ConfigError where sequences cannot be split over so many devices: always, unless a family says how."""
+        raise ConfigError(
+            "parallelism.context_parallel", f"there is no way to split sequences of a {self.family}", "leave it at 1"
+        )
 
     def num_token_ids(self) -> int | None:
         """Size of the vocabulary; None for a model that reads no token ids."""
@@ -149,22 +141,6 @@ class ModelConfig(OpenNode):
     def hf(self) -> "HfFormat | None":
         """The family's reader and writer of Hugging Face folders; None if it has none."""
         return None
-
-
-class ImageRows(Protocol):
-    """The rows of an ordered choice of encoded images, as a model takes them in."""
-
-    numbers: "np.ndarray"
-    """Of the chosen images, in order; int [num_images]."""
-
-    def __len__(self) -> int:
-        """Rows in one pass over the images."""
-
-    def row(self, number: int, position: int) -> dict[str, "np.ndarray"]:
-        """The arrays of a row, where it stands at `position` of the data."""
-
-    def padding(self, num_rows: int) -> dict[str, "np.ndarray"]:
-        """Rows of padding alone."""
 
 
 class ImageModel(Protocol):
@@ -205,8 +181,8 @@ class ImageModel(Protocol):
         seed: int,
         caption_dropout: float,
         guidance: float,
-    ) -> ImageRows:
-        """Rows of chosen images.
+    ) -> Any:
+        """Rows of chosen images, a `titan.core.data.images.loader.ImageRows`.
 
         Args:
           store: encoded images, a `titan.core.data.images.image_store.ImageStore`.

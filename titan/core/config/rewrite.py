@@ -20,6 +20,18 @@ class RewriteError(ValueError):
     """A rule that matches nothing, contradicts another rule, or gives something that is no configuration node."""
 
 
+class NoMatchError(RewriteError):
+    """A rule that is not optional and matches nothing.
+
+    Attributes:
+      rule: its name.
+    """
+
+    def __init__(self, rule: str, message: str):
+        super().__init__(message)
+        self.rule = rule
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
     """Which nodes to replace, and by what. At least one of `type` and `path` is given; with both, both must match.
@@ -103,8 +115,9 @@ def rewrite(tree: Tree, rules: Sequence[Rule]) -> Tree:
       The rewritten tree. Subtrees in which no node changed are the same objects as before, up to the root itself.
 
     Raises:
-      RewriteError: two rules match one node; a node matches inside a replaced one; a rule that is not optional matches
-        nothing; a replacement is not an instance of a frozen dataclass, or lacks the `build` method of the old node.
+      NoMatchError: a rule that is not optional matches nothing.
+      RewriteError: two rules match one node; a node matches inside a replaced one; a replacement is not an instance of
+        a frozen dataclass, or lacks the `build` method of the old node.
     """
     if not is_node(tree):
         raise RewriteError(f"a tree to rewrite is an instance of a dataclass, not {tree!r}")
@@ -115,9 +128,8 @@ def rewrite(tree: Tree, rules: Sequence[Rule]) -> Tree:
     names_matched = {rule.name for rule in matched.values()}
     for rule in rules:
         if not rule.optional and rule.name not in names_matched:
-            raise RewriteError(
-                f"rule {rule.name!r} matches no node{_hint(tree, rule)}; correct it, or mark it optional"
-            )
+            message = f"rule {rule.name!r} matches no node{_hint(tree, rule)}; correct it, or mark it optional"
+            raise NoMatchError(rule.name, message)
     return _replace("", tree, matched)
 
 

@@ -57,6 +57,8 @@ def _validate_nodes(node: Any) -> None:
 
 def describe_values(leaf: Leaf) -> str:
     """What a leaf admits, in words: "an integer of at least 1", "one of cosine, linear, constant"."""
+    if leaf.choices == ():
+        return "nothing: there is none to choose unless a plugin adds one"
     if leaf.choices:
         kind = f"one of {', '.join(choice or repr(choice) for choice in leaf.choices)}"
         return f"a comma-separated list out of {kind.removeprefix('one of ')}" if leaf.type == tuple[str, ...] else kind

@@ -14,9 +14,13 @@ def check_hf(config: Config) -> None:
     """Checks, before anything is compiled, the weights to load against the model and the folder of those to save.
 
     Raises:
-      ConfigError: the folder to load is of another family or of other hyperparameters; the folder to save holds
-        weights.
+      ConfigError: the family has no such weights; the folder to load is of another family or of other
+        hyperparameters; the folder to save holds weights.
     """
+    for name in ("load_hf", "save_hf"):
+        if getattr(config.checkpoint, name) and config.model.hf() is None:
+            problem = f"{config.model.family} has no weights in Hugging Face's format"
+            raise ConfigError(f"checkpoint.{name}", problem, "leave it out: checkpoints of runs keep the weights too")
     if config.checkpoint.load_hf:
         try:
             saved = config.model.hf().config_from_hf(str(_folder(config.checkpoint.load_hf)))

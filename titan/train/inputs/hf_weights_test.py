@@ -1,11 +1,17 @@
 """Hugging Face weights in and out of runs, by their flags, and the executors held against one another on the way."""
 
+import dataclasses
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from titan.core.checkpoint import CheckpointConfig
+from titan.core.config.validate import ConfigError
+from titan.models.llama3.config import Llama3Config
+from titan.train.config.run import Config
+from titan.train.inputs.hf_weights import check_hf
 from titan.train.step.state import PARAMS
 from titan.train.testing.grid import grid
 from titan.train.testing.runs import Workplace, reported_losses, saved_state
@@ -104,3 +110,16 @@ def test_every_way_to_run_gives_the_same_losses(workplace, exported, flags, requ
         assert max(actual[step]) == pytest.approx(max(losses), rel=TOLERANCE)
     summaries = [json.loads((workplace.folder / run / "summary.json").read_text()) for run in ("first", name)]
     assert summaries[1]["validation_loss"] == pytest.approx(summaries[0]["validation_loss"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["load_hf", "save_hf"])
+def test_a_family_without_such_weights_says_so_before_anything_is_compiled(name, tmp_path):
+    class Own(Llama3Config):
+        hf_format = ""
+
+    checkpoint = dataclasses.replace(CheckpointConfig(), **{name: str(tmp_path)})
+    config = dataclasses.replace(Config(), model=Own(), checkpoint=checkpoint)
+    with pytest.raises(
+        ConfigError, match=f"^--checkpoint.{name}: Own has no weights in Hugging Face's format; leave it out"
+    ):
+        check_hf(config)

@@ -61,19 +61,13 @@ def context_parallel_rules(config: Config) -> tuple[Rule, ...]:
     """Replaces masks and wraps inner attentions, those put in by other swaps included, where sequences are split."""
     if config.parallelism.context_parallel == 1:
         return ()
-    # A model has the mask of causal attention or that of attention within sets.
+    split = {CausalSegmentMaskConfig: SplitMaskConfig, SegmentMaskConfig: SplitSegmentMaskConfig}
     return (
+        # Not optional: a mask that is not split would be wrong in silence.
         Rule(
             name="split_mask",
-            type=CausalSegmentMaskConfig,
-            replace=SplitMaskConfig(SEQUENCE_AXIS),
-            optional=True,
-        ),
-        Rule(
-            name="split_set_mask",
-            type=SegmentMaskConfig,
-            replace=SplitSegmentMaskConfig(SEQUENCE_AXIS),
-            optional=True,
+            type=tuple(split),
+            replace=lambda node: split[type(node)](SEQUENCE_AXIS),
         ),
         Rule(
             name="split_times",

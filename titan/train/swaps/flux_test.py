@@ -7,7 +7,6 @@ import dataclasses
 
 import pytest
 
-from titan.core.config.rewrite import rewrite
 from titan.core.config.validate import ConfigError
 from titan.core.data.images.config import ImageDataConfig
 from titan.models.flux.config import flux_dev
@@ -16,7 +15,7 @@ from titan.train.config.run import Config
 from titan.train.config.sampling import SamplingConfig
 from titan.train.config.training import TrainingConfig
 from titan.train.swaps.rope import RotaryKernelConfig
-from titan.train.swaps.rules import swap_rules
+from titan.train.swaps.rules import with_swaps
 from titan.train.swaps.scan_layers import with_scanned_layers
 
 
@@ -25,7 +24,7 @@ def test_swaps_take_scale_direction_and_pairs_from_the_nodes_that_they_replace()
         splash_attention_kernel=SplashAttentionKernelConfig(enable=True),
         rope_kernel=RopeKernelConfig(enable=True),
     )
-    tree = rewrite(flux_dev().components(), swap_rules(kernels))
+    tree = with_swaps(flux_dev().components(), kernels)
     for block in (*tree.double_blocks, *tree.single_blocks):
         assert (block.inner.scale, block.inner.window, block.inner.causal) == (128**-0.5, 0, False)
         assert block.rotary == RotaryKernelConfig(True, "auto")

@@ -5,9 +5,11 @@ import dataclasses
 import pytest
 
 from titan.core.config.rewrite import RewriteError, Rule
+from titan.core.config.validate import ConfigError
 from titan.core.registry import Registry
 from titan.models.layers.attention import MathAttention, MathAttentionConfig, SdpaAttention, SdpaAttentionConfig
 from titan.train.assembly import components
+from titan.train.config.parallelism import ParallelismConfig
 from titan.train.config.run import Config
 from titan.train.swaps import rules
 
@@ -48,3 +50,25 @@ def test_two_swaps_of_one_node_are_an_error(monkeypatch):
     monkeypatch.setattr(rules, "SWAPS", _registry(sdpa=_sdpa, first=first_layer))
     with pytest.raises(RewriteError, match="rules 'sdpa' and 'first' both match layers.0.attention.inner"):
         _inner("swapped")
+
+
+def test_a_swap_that_has_nothing_to_replace_is_refused_in_one_line(monkeypatch):
+    def nothing(config: Config) -> tuple[Rule, ...]:
+        return (Rule(name="nowhere", path="no.such.node", replace=SdpaAttentionConfig(1.0)),)
+
+    monkeypatch.setattr(rules, "SWAPS", _registry(my_kernel=nothing))
+    with pytest.raises(ConfigError) as error:
+        components(Config())
+    assert str(error.value) == "--my_kernel: Llama3 has no part that it would take the place of; leave it out"
+
+
+def test_a_model_whose_mask_cannot_be_split_is_no_silent_mistake():
+    @dataclasses.dataclass(frozen=True)
+    class OtherMask:
+        def build(self):
+            raise AssertionError("not built")
+
+    config = dataclasses.replace(Config(), parallelism=ParallelismConfig(context_parallel=2))
+    tree = dataclasses.replace(config.model.components(), mask=OtherMask())
+    with pytest.raises(RewriteError, match="rule 'split_mask' matches no node"):
+        rules.with_swaps(tree, config)
