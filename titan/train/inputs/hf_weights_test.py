@@ -112,12 +112,13 @@ def test_every_way_to_run_gives_the_same_losses(workplace, exported, flags, requ
     assert summaries[1]["validation_loss"] == pytest.approx(summaries[0]["validation_loss"], rel=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["load_hf", "save_hf"])
-def test_a_family_without_such_weights_says_so_before_anything_is_compiled(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "checkpoint"), [("load_hf", CheckpointConfig(load_hf="x")), ("save_hf", CheckpointConfig(save_hf="x"))]
+)
+def test_a_family_without_such_weights_says_so_before_anything_is_compiled(name, checkpoint):
     class Own(Llama3Config):
         hf_format = ""
 
-    checkpoint = dataclasses.replace(CheckpointConfig(), **{name: str(tmp_path)})
     config = dataclasses.replace(Config(), model=Own(), checkpoint=checkpoint)
     with pytest.raises(
         ConfigError, match=f"^--checkpoint.{name}: Own has no weights in Hugging Face's format; leave it out"
