@@ -25,7 +25,7 @@ class LossShape:
     scale: float = 1.0
     soft_cap: float = 0.0
 
-    def args(self, dtype: jnp.dtype = jnp.bfloat16) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def args(self, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> tuple[jax.ShapeDtypeStruct, ...]:
         """hidden_ME, weight_VE and labels_M, abstract."""
         return (
             jax.ShapeDtypeStruct((self.num_tokens, self.embed_dim), dtype),

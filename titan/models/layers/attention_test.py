@@ -3,8 +3,15 @@
 import pytest
 import torch
 
-from titan.models.layers.attention import MathAttentionConfig, SdpaAttentionConfig, causal_segment_mask
+from titan.core.config.tree import leaves
+from titan.models.layers.attention import (
+    INNER_ATTENTION,
+    MathAttentionConfig,
+    SdpaAttentionConfig,
+    causal_segment_mask,
+)
 from titan.models.layers.cross_entropy import CrossEntropyConfig
+from titan.models.llama3.config import Llama3Config
 
 SEGMENT_IDS = torch.tensor([[1, 1, 1, 2, 2, 2, 2, 0, 0], [1, 1, 2, 2, 3, 3, 3, 3, 3]], dtype=torch.int32)
 
@@ -68,3 +75,9 @@ def test_loss_is_the_sum_over_labelled_tokens():
     torch.testing.assert_close(loss.double(), expected, rtol=1e-6, atol=0)
     assert loss_node(hidden, lambda x: x.bfloat16() @ weight.bfloat16().T, labels).dtype == torch.float32
     assert loss_node(hidden, lambda x: x @ weight.T, torch.full((2, 5), -100)) == 0  # no label at all: 0, not NaN
+
+
+def test_the_flag_offers_what_there_is():
+    config = Llama3Config()
+    (choices,) = (leaf.choices for leaf in leaves(config) if leaf.path == "attention")
+    assert choices == tuple(INNER_ATTENTION)
