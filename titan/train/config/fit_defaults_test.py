@@ -39,6 +39,6 @@ def test_a_profile_fits_into_a_short_run():
 
 def test_a_small_vocabulary_is_the_tokenizers_too(capsys):
     assert _parsed("--model.vocab_size=300").tokenizer.vocab_size == 300
-    assert "--tokenizer.vocab_size: the default of 4096 is lowered to 300, for model.vocab_size=300" in (
+    assert "--tokenizer.vocab_size: the default of 512 is lowered to 300, for model.vocab_size=300" in (
         capsys.readouterr().err
     )
